@@ -1,0 +1,74 @@
+"""All that a plugin imports. Semantic versioning holds here: see `API_VERSION`."""
+
+from tokenflow.api.adapters import LoopEngine, engine_from_blocking_iterator, engine_from_generator
+from tokenflow.api.engine import Engine
+from tokenflow.api.hookspecs import API_VERSION, EnginePlugin, SinkPlugin, hookimpl
+from tokenflow.api.loop import Sequence, Step, StepLoop, Stepper
+from tokenflow.api.models import ModelSource, cache_dir
+from tokenflow.api.send import Send
+from tokenflow.api.sink import Exposition, MetricsSink, Sink
+from tokenflow.core.lifecycle import (
+    Admitted,
+    Ended,
+    FirstToken,
+    Gauges,
+    LifecycleEvent,
+    ModelGauges,
+    SlotTaken,
+)
+from tokenflow.core.types import (
+    Delta,
+    EngineInfo,
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    Sampling,
+    SequenceRequest,
+    Started,
+    TokenLogprob,
+)
+from tokenflow.errors import EngineClosed, EngineError, EngineStuck, InvalidRequest, StartupError
+
+__all__ = [
+    "API_VERSION",
+    "Admitted",
+    "Delta",
+    "Ended",
+    "Engine",
+    "EngineClosed",
+    "EngineError",
+    "EngineInfo",
+    "EnginePlugin",
+    "EngineStats",
+    "EngineStuck",
+    "Event",
+    "Exposition",
+    "FinishReason",
+    "Finished",
+    "FirstToken",
+    "Gauges",
+    "InvalidRequest",
+    "LifecycleEvent",
+    "LoopEngine",
+    "MetricsSink",
+    "ModelGauges",
+    "ModelSource",
+    "Sampling",
+    "Send",
+    "Sequence",
+    "SequenceRequest",
+    "Sink",
+    "SinkPlugin",
+    "SlotTaken",
+    "Started",
+    "StartupError",
+    "Step",
+    "StepLoop",
+    "Stepper",
+    "TokenLogprob",
+    "cache_dir",
+    "engine_from_blocking_iterator",
+    "engine_from_generator",
+    "hookimpl",
+]

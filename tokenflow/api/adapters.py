@@ -1,0 +1,1 @@
+"""Ways to an engine that are shorter than the whole contract."""

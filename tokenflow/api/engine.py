@@ -1,0 +1,40 @@
+"""The engine contract. What holds for every engine is written here once, and run by `tokenflow.testing.conformance`."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from tokenflow.api.send import Send
+from tokenflow.core.types import EngineInfo, EngineStats, SequenceRequest
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A model that can generate. All methods are called from Trio's thread."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What it is and can do; the same object while it is open."""
+        ...
+
+    async def generate(self, request: SequenceRequest, send: Send) -> None:
+        """Generate one sequence.
+
+        Sends `Started` once it has its slot, then deltas, then exactly one `Finished`, last; then returns. Keeps to
+        `send.limit`. A failure is raised (any Exception) and ends this sequence alone. Cancelled, it sends nothing
+        more and ends only when its slot is free, within one step; tokens that were generated meanwhile are counted in
+        `send.dropped`. An engine that cannot let go within its grace raises `EngineStuck` instead of `Cancelled`.
+        """
+        ...
+
+    async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of `text`, without any added token; `special`: control tokens' texts become those tokens."""
+        ...
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        """The text of `tokens`, control tokens included; ValueError for an id outside the vocabulary."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges, now. Quick: it is asked at every scrape."""
+        ...

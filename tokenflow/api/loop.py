@@ -1,0 +1,497 @@
+"""StepLoop: one owner of one batch, for every engine that decodes token by token.
+
+The owner calls `tick` again and again. One tick applies commands that came from Trio (add, cancel, wake), hands out
+acknowledgements, takes one step of the batch, and hands out all its events in one callback on Trio's side.
+
+    Trio's side                         the owner's side (a thread; in tests a Trio task)
+    generate() -- _post(add) ---------> _apply: stepper.add, or it stays waiting
+    credit     -- sequence.limit -----> tick: who has credit takes part in the step; absence is pause
+    cancel     -- _post(cancel) ------> _apply: stepper.remove, acknowledged before the next step
+    _drain  <---- run_sync_soon ------- _flush: events and acknowledgements, in order, one callback for all
+
+Rules that hold it together:
+
+* Only the owner touches the stepper, the sequences' state and the batch. Trio writes `limit` and `cancelled` alone.
+* Credit is one integer, written by Trio and read by the owner before each step. After parking a sequence the owner
+  reads it once more: Trio, which wakes only parked ones, may have written between the two (a lost wake-up otherwise).
+* Acknowledgements go out before the step, so that a cancel never waits for the step after the one it interrupted.
+* From the moment of its cancel nothing of a sequence reaches its `Send`; tokens are counted as dropped.
+* A stepper that raises in `remove` leaves a slot that nobody knows the owner of: the loop ends, every caller is let go
+  with an error, and the engine's host opens it anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import trio
+
+from tokenflow.api.send import Send
+from tokenflow.core.states import SEQUENCE_MOVES, SequenceState, move
+from tokenflow.core.stopping import TextAssembler
+from tokenflow.core.types import (
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    SequenceRequest,
+    Started,
+    TokenLogprob,
+)
+from tokenflow.errors import EngineClosed, EngineError, EngineStuck
+
+
+class Step(NamedTuple):
+    """What one step made for one sequence.
+
+    Attributes:
+        tokens: how many tokens were sampled (an end-of-sequence token counts), usually 1.
+        piece: their text as bytes; any split of a character is fine.
+        finish: the model ended by itself. Stop strings and max_tokens are the loop's affair.
+        logprobs: one per token, where asked for.
+        error: this sequence failed; it ends alone. The rest is ignored.
+    """
+
+    tokens: int = 1
+    piece: bytes = b""
+    finish: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: Exception | None = None
+
+
+class Sequence:
+    """One sequence as a stepper sees it: `request` is what to do, `data` is the stepper's own."""
+
+    __slots__ = (
+        "_assembler",
+        "_logprobs",
+        "cached_tokens",
+        "cancelled",
+        "data",
+        "emitted",
+        "error",
+        "generated",
+        "limit",
+        "released",
+        "request",
+        "send",
+        "state",
+    )
+
+    def __init__(self, request: SequenceRequest, send: Send) -> None:
+        self.request = request
+        self.data: Any = None
+        self.cached_tokens = 0
+        """Set by the stepper in `add`: prompt tokens that a prefix cache had."""
+        self.generated = 0
+        """Tokens sampled so far."""
+        self.state = SequenceState.WAITING
+        # The loop's own. `limit` and `cancelled` are written on Trio's side, the rest by the owner.
+        self.send = send
+        self.limit = 0
+        self.emitted = 0
+        self.cancelled = False
+        self.released = trio.Event()
+        self.error: Exception | None = None
+        self._assembler = TextAssembler(request.stop)
+        self._logprobs: tuple[TokenLogprob, ...] = ()
+
+    def take(self, step: Step) -> tuple[Delta | None, Finished | None]:
+        """Turn a step into events: text that is certain now, and the end if this was it."""
+        self.generated += step.tokens
+        text = self._assembler.push(step.piece)
+        reason: FinishReason | None = "stop" if self._assembler.stopped else step.finish
+        if reason is None and self.generated >= self.request.max_tokens:
+            reason = "length"
+        if reason is not None and not self._assembler.stopped:
+            text += self._assembler.flush()
+            if self._assembler.stopped:
+                reason = "stop"
+        logprobs = self._logprobs + step.logprobs if step.logprobs else self._logprobs
+        if text or reason:  # what is held keeps its log-probabilities with it
+            self._logprobs = ()
+        else:
+            self._logprobs, logprobs = logprobs, ()
+        if self._assembler.stopped and not text:
+            logprobs = ()  # the stop string's own tokens are never sent
+        delta = Delta(text, step.tokens, logprobs) if step.tokens or text else None
+        return delta, None if reason is None else Finished(reason)
+
+    def _move(self, to: SequenceState) -> None:
+        self.state = move(SEQUENCE_MOVES, self.state, to)
+
+
+class Stepper(Protocol):
+    """What a batched engine supplies. Called by the owner alone (but for `interrupt`), never two calls at once."""
+
+    def open(self) -> None:
+        """Load. In the owner's thread, since CUDA's state is per thread. Raises StartupError with a line for people."""
+
+    def close(self) -> None:
+        """Free everything. Called once, after `open` succeeded."""
+
+    def add(self, seq: Sequence) -> bool:
+        """Take a slot and its KV cache for `seq`. False: not now, ask again later. Raise: refuse this one."""
+
+    def remove(self, seq: Sequence) -> None:
+        """`seq` leaves: its slot and KV cache are free when this returns. Must not raise."""
+
+    def step(self, run: list[Sequence]) -> Iterable[tuple[Sequence, Step]]:
+        """Take one step of the batch; at most one Step a sequence (none while it prefills).
+
+        `run` is who may take part. One that holds a slot and is not in it is paused: keep its state, give it nothing.
+        Raising fails every sequence that holds a slot.
+        """
+
+    def interrupt(self, seq: Sequence | None) -> None:
+        """From any thread, at any time: end a long step early, with every sequence as it was before it.
+
+        `seq` is the one that is leaving; None: everybody is. Doing nothing is allowed. It is never asked twice without
+        a completed step between, and only for sequences that have no token yet.
+        """
+
+
+Pace = Callable[["StepLoop"], Awaitable[None]]
+
+
+class StepLoop:
+    """Runs a Stepper's batch for any number of `generate` calls.
+
+    Args:
+        stepper: the engine's part.
+        grace_s: how long a cancelled sequence may take to be let go before `EngineStuck`.
+    """
+
+    def __init__(self, stepper: Stepper, *, grace_s: float = 5.0) -> None:
+        self.stepper = stepper
+        self.grace_s = grace_s
+        self.steps = 0
+        """Counter: batch steps taken."""
+        self.generated = 0
+        """Counter: tokens sampled, delivered or not."""
+        self.busy = False
+        """Trio's side: there may be work that is not finished."""
+        self.on_busy: Callable[[bool], None] = lambda busy: None
+        """Called on Trio's side when `busy` changes; a test pins its mock clock with it."""
+        self._commands: deque[tuple[str, Sequence]] = deque()
+        self._waiting: deque[Sequence] = deque()
+        self._held: dict[Sequence, None] = {}  # whoever has a slot, in order of arrival
+        self._running: list[Sequence] = []
+        self._out: deque[tuple[Sequence | None, Any]] = deque()
+        self._drain_is_due = False
+        self._posted = self._applied = 0  # commands: written by Trio alone, by the owner alone
+        self._interrupted = False
+        self._step_began: float | None = None
+        self._broken: Exception | None = None
+        self._stop = False
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._wake: Callable[[], None] = lambda: None
+
+    # --- Trio's side ------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: SequenceRequest, send: Send) -> None:
+        """One sequence, from here to its free slot: the whole of `Engine.generate`."""
+        if self._stop or self._token is None:
+            raise EngineClosed("The engine is not open.")
+        seq = Sequence(request, send)
+        send.listen(lambda limit: self._credit(seq, limit))
+        self._post("add", seq)
+        try:
+            await seq.released.wait()
+        except BaseException:
+            seq.cancelled = True
+            self._post("cancel", seq)
+            self._interrupt(seq)
+            with trio.move_on_after(self.grace_s, shield=True):
+                await seq.released.wait()
+            if not seq.released.is_set():
+                raise EngineStuck(
+                    f"The engine did not let a cancelled sequence go within {self.grace_s:g} s; its step has taken "
+                    f"{self.step_age_s:.1f} s."
+                ) from None
+            raise
+        finally:
+            send.listen(None)
+        if seq.error is not None:
+            raise seq.error
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds that the step in progress has taken (wall time); 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else perf_counter() - began
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a slot."""
+        return len(self._waiting)
+
+    @property
+    def held(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self._held)
+
+    @property
+    def parked(self) -> int:
+        """Sequences that hold a slot and take no steps."""
+        return sum(seq.state is SequenceState.PARKED for seq in list(self._held))
+
+    def _credit(self, seq: Sequence, limit: int) -> None:
+        seq.limit = limit
+        if seq.state is SequenceState.PARKED and seq.emitted < limit:
+            self._post("wake", seq)
+
+    def _interrupt(self, seq: Sequence) -> None:
+        if self._interrupted or seq.generated or seq not in self._running:
+            return  # a decoding step is short; and a prefill must not be thrown back for ever
+        self._interrupted = True
+        self.stepper.interrupt(seq)
+
+    def _post(self, command: str, seq: Sequence) -> None:
+        self._posted += 1
+        self._commands.append((command, seq))
+        self._set_busy(True)
+        self._wake()
+
+    def _set_busy(self, busy: bool) -> None:
+        if busy is not self.busy:
+            self.busy = busy
+            self.on_busy(busy)
+
+    def _drain(self) -> None:
+        """Hand out what the owner made. Runs outside any stream's task, so nothing of theirs may escape."""
+        self._drain_is_due = False  # before emptying: what comes after this line rings again
+        while self._out:
+            seq, event = self._out.popleft()
+            if seq is None:  # the owner is idle, if it had seen every command when it said so
+                self._set_busy(event < self._posted)
+            elif event is None:
+                seq.released.set()
+            elif not seq.cancelled:
+                self._deliver(seq, event)
+            elif type(event) is Delta:
+                seq.send.dropped += event.tokens
+
+    def _deliver(self, seq: Sequence, event: Event) -> None:
+        try:
+            seq.send.send_nowait(event)
+        except Exception as exc:  # the stream's fault, and its alone
+            seq.cancelled = True
+            seq.error = exc
+            self._post("cancel", seq)
+
+    # --- the owner's side -------------------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Commands, acknowledgements, one step, events. True: call again at once. Never raises for one sequence."""
+        self._apply()
+        self._flush()
+        run = self._runnable()
+        if run:
+            self._step(run)
+        more = bool(run or self._commands)
+        if not more:
+            self._out.append((None, self._applied))
+        self._flush()
+        if self._broken is not None:
+            raise self._broken
+        return more
+
+    def _apply(self) -> None:
+        while self._commands:
+            command, seq = self._commands.popleft()
+            self._applied += 1
+            if command == "add":
+                self._waiting.append(seq)
+            elif command == "cancel":
+                self._release(seq)
+        while self._waiting and self._admit(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Give `seq` its slot. False: no room now."""
+        try:
+            if not self.stepper.add(seq):
+                return False
+        except Exception as exc:
+            seq.error = exc
+            seq._move(SequenceState.GONE)
+            self._out.append((seq, None))
+            return True
+        seq._move(SequenceState.ACTIVE)
+        self._held[seq] = None
+        self._out.append((seq, Started(len(seq.request.prompt), seq.cached_tokens)))
+        return True
+
+    def _runnable(self) -> list[Sequence]:
+        run = []
+        for seq in self._held:
+            if seq.emitted < seq.limit:
+                if seq.state is SequenceState.PARKED:
+                    seq._move(SequenceState.ACTIVE)
+                run.append(seq)
+            elif seq.state is SequenceState.ACTIVE:
+                seq._move(SequenceState.PARKED)
+                if seq.emitted < seq.limit:  # written between the two: see the rules above
+                    seq._move(SequenceState.ACTIVE)
+                    run.append(seq)
+        return run
+
+    def _step(self, run: list[Sequence]) -> None:
+        self.steps += 1
+        self._running = run
+        self._step_began = perf_counter()
+        interrupted = self._interrupted
+        try:
+            for seq, step in self.stepper.step(run):
+                self._take(seq, step)
+        except Exception as exc:
+            for seq in list(self._held):
+                self._fail(seq, exc)
+        finally:
+            self._running = []
+            self._step_began = None
+        if interrupted:  # it was asked for before this step: one whole step has passed since
+            self._interrupted = False
+
+    def _take(self, seq: Sequence, step: Step) -> None:
+        if seq.state is SequenceState.GONE:
+            return
+        if step.error is not None:
+            self._fail(seq, step.error)
+            return
+        self.generated += step.tokens
+        delta, finished = seq.take(step)
+        if delta is not None:
+            seq.emitted += delta.has_content
+            self._out.append((seq, delta))
+        if finished is not None:
+            self._out.append((seq, finished))
+            self._release(seq)
+
+    def _fail(self, seq: Sequence, error: Exception) -> None:
+        seq.error = error
+        self._release(seq)
+
+    def _release(self, seq: Sequence) -> None:
+        """Take `seq` out, whatever it was, and acknowledge it. Repeatable."""
+        if seq.state is SequenceState.GONE:
+            return
+        if seq.state is SequenceState.WAITING:
+            if seq in self._waiting:  # not so for one whose `add` has not been applied
+                self._waiting.remove(seq)
+        else:
+            del self._held[seq]
+            try:
+                self.stepper.remove(seq)
+            except Exception as exc:
+                seq.error = self._broken = EngineError(f"The engine failed to free a slot: {exc!r}")
+                self._broken.__cause__ = exc
+        seq._move(SequenceState.GONE)
+        self._out.append((seq, None))
+
+    def _flush(self) -> None:
+        if self._out and not self._drain_is_due:
+            self._drain_is_due = True
+            assert self._token is not None
+            try:
+                self._token.run_sync_soon(self._drain)
+            except trio.RunFinishedError:
+                self._stop = True
+
+    def _let_go(self) -> None:
+        """The owner's last act: free every slot, let every caller go."""
+        self._stop = True
+        for seq in [*self._held, *self._waiting]:
+            seq.error = seq.error or EngineClosed("The engine ended.")
+            self._release(seq)
+        self._flush()
+
+    def _dismiss(self) -> None:
+        """Trio's last act, once the owner has ended (or was given up): answer whoever is left, stepper untouched."""
+        self._stop = True
+        left = [*self._held, *self._waiting, *(seq for command, seq in self._commands if command == "add")]
+        self._held.clear()
+        self._waiting.clear()
+        self._commands.clear()
+        for seq in left:
+            if seq.state is not SequenceState.GONE:
+                seq.error = seq.error or EngineClosed("The engine ended.")
+                seq._move(SequenceState.GONE)
+                self._out.append((seq, None))
+        self._drain()
+        self._set_busy(False)
+
+    # --- drivers ----------------------------------------------------------------------------------------------------
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run in a thread of its own until cancelled. Started once `stepper.open` has returned.
+
+        Raises:
+            StartupError: from `stepper.open`.
+            EngineError: the stepper could not free a slot; the loop has ended.
+        """
+        wake = threading.Event()
+        token = self._token = trio.lowlevel.current_trio_token()
+        self._wake = wake.set
+        opened = trio.Event()
+
+        def own() -> None:
+            self.stepper.open()
+            token.run_sync_soon(opened.set)
+            try:
+                while not self._stop:
+                    if not self.tick() and not self._stop:
+                        wake.wait()
+                    wake.clear()
+            finally:
+                self._let_go()
+                self.stepper.close()
+
+        async def start() -> None:
+            await opened.wait()
+            task_status.started()
+
+        patience = trio.CancelScope(shield=True)
+
+        async def halt() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._stop = True
+                patience.deadline = trio.current_time() + self.grace_s
+                self.stepper.interrupt(None)
+                wake.set()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(start)
+                nursery.start_soon(halt)
+                with patience:  # a step that never ends is left behind: trio's worker threads are daemons
+                    await trio.to_thread.run_sync(own, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._dismiss()
+
+    async def serve_in_task(self, pace: Pace, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The same ticks in a Trio task, for tests: `await pace(loop)` is how long a step takes, in Trio's own time."""
+        self._token = trio.lowlevel.current_trio_token()
+        bell = trio.Event()
+        self._wake = lambda: bell.set()
+        self.stepper.open()
+        task_status.started()
+        try:
+            while True:
+                if self.tick():
+                    await pace(self)
+                else:
+                    await bell.wait()
+                    bell = trio.Event()
+        finally:
+            self._let_go()
+            self.stepper.close()
+            self._dismiss()

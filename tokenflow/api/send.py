@@ -1,0 +1,102 @@
+"""`Send`: a sequence's way into its stream, with credit as one absolute number.
+
+An engine may have sent `limit` deltas with content in all. The reader's progress raises it (`limit = accepted + window`); a pause
+pulls it down to what was sent. An engine that honours `limit` is paced by its reader and needs to know nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from tokenflow.core.types import Delta, Event, Finished
+
+
+class Send(trio.abc.SendChannel[Event]):
+    """The sending end of one sequence. Trio's thread only.
+
+    Args:
+        on_event: called with each event, in order, at once. What it raises reaches the sender.
+        window: how many events the sequence may be ahead of its reader, at least 1.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None], *, window: int) -> None:
+        self._on_event = on_event
+        self._window = window
+        self._accepted = 0
+        self._paused = False
+        self._listener: Callable[[int], None] | None = None
+        self._room = trio.lowlevel.ParkingLot()
+        self.closed = False
+        self.sent = 0
+        """Deltas sent that became a record, so that a reader must take them: those with text or log-probabilities."""
+        self.limit = window
+        """Absolute; falls only on pause."""
+        self.dropped = 0
+        """Tokens that the engine generated and could not send any more, because it was cancelled."""
+
+    # --- the engine's side ---
+
+    async def send(self, value: Event) -> None:
+        """Wait for room, then send. Cancelled while it waits: not sent. Only deltas wait.
+
+        Raises:
+            trio.ClosedResourceError: after Finished, or once the stream has ended.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self.stalled and isinstance(value, Delta):
+            await self._room.park()
+        self.send_nowait(value)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    def send_nowait(self, event: Event) -> None:
+        """Send at once; for senders that keep to `limit` by themselves."""
+        if self.closed:
+            raise trio.ClosedResourceError
+        if isinstance(event, Finished):
+            self.closed = True
+        elif isinstance(event, Delta) and event.has_content:
+            self.sent += 1
+        self._on_event(event)
+
+    def listen(self, fn: Callable[[int], None] | None) -> None:
+        """Call `fn(limit)` now and at each change; it must not block. None: no more."""
+        self._listener = fn
+        if fn is not None:
+            fn(self.limit)
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def stalled(self) -> bool:
+        """No credit: only the reader (or a resume) can change that."""
+        return self.sent >= self.limit
+
+    # --- the stream's side ---
+
+    def accept(self, events: int) -> None:
+        """The reader has `events` more."""
+        self._accepted += events
+        self._set_limit()
+
+    def pause(self) -> None:
+        """No credit at all, until `resume`."""
+        self._paused = True
+        self._set_limit()
+
+    def resume(self) -> None:
+        self._paused = False
+        self._set_limit()
+
+    def _set_limit(self) -> None:
+        limit = self.sent if self._paused else self._accepted + self._window
+        if limit == self.limit:
+            return
+        self.limit = limit
+        if self._listener is not None:
+            self._listener(limit)
+        if not self.stalled:
+            self._room.unpark_all()

@@ -1,0 +1,149 @@
+"""The configuration as plain frozen dataclasses: one class a table, one field a key, its help right under it.
+
+Nothing here reads a file: `config.load` does, checks types and bounds strictly, and says where each value came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le
+
+Seconds = Annotated[float, Gt(0)]
+Count = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """`[server]`: where it listens and how it ends."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but loopback needs `[auth] keys`."""
+    port: Annotated[int, Ge(0), Le(65535)] = 8000
+    """Port to listen on; 0 takes a free one and prints it."""
+    name: str = "tf"
+    """The replica's name, the first part of every stream id, so that a proxy can route by it: letters, digits, `_`."""
+    drain_s: Annotated[float, Ge(0)] = 20.0
+    """On SIGTERM live streams may go on for this long."""
+    max_body_bytes: Count = 4_194_304
+    """A larger request body is a 413."""
+    body_timeout_s: Seconds = 30.0
+    """A body that has not arrived by then is a 408."""
+    max_connections: Count = 4096
+    """Open connections; more are refused."""
+    debug: bool = False
+    """Opens `/_debug/`, for lessons and tests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyConfig:
+    """One of `[[auth.keys]]`."""
+
+    name: str
+    """Who it is, in logs and records."""
+    sha256: str
+    """Hex SHA-256 of the key: `printf %s "$KEY" | sha256sum`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    """`[auth]`: who may ask. Without keys only loopback is served."""
+
+    keys: tuple[KeyConfig, ...] = ()
+    """Keys that are let in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """`[limits]`: how much one request may ask for, and how many may wait."""
+
+    max_waiting: Annotated[int, Ge(0)] = 64
+    """Places in each model's waiting room; a request that finds none is a 503."""
+    max_tokens: Count | None = None
+    """Cap on generated tokens per choice; unset: the rest of the context."""
+    max_prompt_tokens: Count | None = None
+    """Cap on prompt tokens; unset: the context."""
+    max_n: Count = 16
+    """Choices per request (never more than the model's slots)."""
+    max_stop: Count = 16
+    """Stop strings per request."""
+    max_stop_chars: Count = 512
+    """Characters per stop string."""
+    max_logit_bias: Count = 1024
+    """Entries in logit_bias."""
+    max_top_logprobs: Annotated[int, Ge(0)] = 20
+    """Alternatives per token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutsConfig:
+    """`[timeouts]`: seconds. A request's own `timeouts` may lower each, or raise it up to its `_max`."""
+
+    queue_timeout_s: Seconds = 60.0
+    """Waiting for a slot."""
+    queue_timeout_max_s: Seconds = 600.0
+    """The most a request may ask for."""
+    prefill_timeout_s: Seconds = 120.0
+    """From the slot to the first token."""
+    prefill_timeout_max_s: Seconds = 1200.0
+    """The most a request may ask for."""
+    idle_timeout_s: Seconds = 30.0
+    """Between tokens, while the reader is not the reason."""
+    idle_timeout_max_s: Seconds = 600.0
+    """The most a request may ask for."""
+    total_timeout_s: Seconds = 600.0
+    """From admission to the end."""
+    total_timeout_max_s: Seconds = 7200.0
+    """The most a request may ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """`[stream]`: how tokens reach their readers."""
+
+    window: Count = 64
+    """Records that the engine may be ahead of the fastest reader."""
+    heartbeat_s: Seconds = 15.0
+    """After this long with nothing written, a heartbeat is."""
+    stall_s: Seconds = 30.0
+    """A reader that takes nothing for this long is disconnected."""
+    coalesce_ms: Annotated[int, Ge(0)] = 0
+    """Gather tokens for at most this long into one event; 0: every token at once."""
+    coalesce_max_ms: Annotated[int, Ge(0)] = 1000
+    """The most a request may ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginsConfig:
+    """`[plugins]`: plugins that are files, beside the installed ones."""
+
+    files: tuple[str, ...] = ()
+    """Python files, relative to the configuration's folder; each is a plugin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One `[models.<id>]`: what clients ask for by that id."""
+
+    engine: str
+    """The engine's name: of an installed plugin, or of one in `[plugins] files`."""
+    options: Any
+    """An instance of that engine's own config class: every other key of the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole deployment."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    plugins: PluginsConfig = field(default_factory=PluginsConfig)
+    models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    """By the id that clients use; the first is the default."""
+    sinks: Mapping[str, Any] = field(default_factory=dict)
+    """By the sink plugin's name: an instance of its own config class."""

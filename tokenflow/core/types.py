@@ -1,0 +1,229 @@
+"""The plain data that travels: requests down to an engine, events up from it. Frozen, no behaviour, no I/O.
+
+Everything here could be sent over a process boundary: numbers, strings, tuples and mappings of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+# --- down: what is asked for ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn. None: not asked for, so the engine's default (OpenAI's: temperature 1, top_p 1).
+
+    The field names are the names of the capabilities: an engine that lists `min_p` in `EngineInfo.capabilities` can do
+    `min_p`; asking one that does not is refused before the engine sees it.
+    """
+
+    temperature: float | None = None
+    """0 is greedy; divides the logits otherwise."""
+    top_k: int | None = None
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float | None = None
+    """Nucleus: the smallest set of tokens whose probability reaches top_p."""
+    min_p: float | None = None
+    """Keep tokens with at least min_p times the likeliest one's probability."""
+    repetition_penalty: float | None = None
+    """Divides (or multiplies, below 0) the logits of tokens seen before; 1 is off. Keskar et al. 2019."""
+    frequency_penalty: float | None = None
+    """Subtracted per occurrence (OpenAI)."""
+    presence_penalty: float | None = None
+    """Subtracted once for a token that occurred (OpenAI)."""
+    seed: int | None = None
+    """The same seed, prompt and parameters give the same tokens, where the engine can promise it."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of token ids; -100 bans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRequest:
+    """One sequence, as an engine sees it. A request for n choices becomes n of these."""
+
+    prompt: tuple[int, ...]
+    """Token ids, at least one; they and max_tokens fit the context."""
+    max_tokens: int
+    """At least 1. The engine stops at it with `length`."""
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; never sent, nor any part of one."""
+    logprobs: int | None = None
+    """None: no log-probabilities; k: each token's own and the k likeliest alternatives'."""
+    ignore_eos: bool = False
+    """Go on past the end-of-sequence token, to max_tokens."""
+    id: str = ""
+    """For logs: the stream's id."""
+    index: int = 0
+    """Which choice of its request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds; see `core.deadlines` for when each counts."""
+
+    queue_s: float = 60.0
+    prefill_s: float = 120.0
+    idle_s: float = 30.0
+    total_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """Text to go on from, as in completions. Special tokens in it are text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """Token ids to go on from."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Messages for the model's own template: each a mapping with `role`, and `content` as one string."""
+
+    messages: tuple[Mapping[str, Any], ...]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What a client asks for, whatever dialect it spoke. Numbers are checked for form, not yet against the server."""
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    """Usually one. Choices are numbered prompt by prompt: index = i * n + j."""
+    n: int = 1
+    max_tokens: int | None = None
+    """None: to the end of the context, or the configured cap."""
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    coalesce_ms: int | None = None
+    """None: the configured default."""
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by key of `Timeouts`, for those that the client wants other than the default."""
+    user: str | None = None
+
+
+# --- up: what comes of it -------------------------------------------------------------------------------------------
+
+
+class TokenLogprob(NamedTuple):
+    """One token with its natural log-probability, and the likeliest alternatives (themselves without any)."""
+
+    token: str
+    logprob: float
+    bytes: bytes
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The sequence has its slot: the queue has ended, prefill begins. Always the first event."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """How many of them came out of a prefix cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text. May be empty: a token was generated whose text is held (a stop string, half a character)."""
+
+    text: str
+    tokens: int = 1
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def has_content(self) -> bool:
+        """There is something for a reader in it; without, it only counts."""
+        return bool(self.text or self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a sequence that ended well."""
+
+    reason: FinishReason
+
+
+Event = Started | Delta | Finished
+"""What an engine sends. A failure is no event: it is raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of a request, over all its choices. `completion` counts what was generated, read or not."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion
+
+
+# --- the engine itself ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine is and can do; fixed while it is open."""
+
+    model: str
+    """For people: a file's name, a description."""
+    context_length: int
+    """Tokens of prompt and completion together, per sequence."""
+    slots: int
+    """Sequences decoded at once."""
+    vocab_size: int = 0
+    capabilities: frozenset[str] = frozenset()
+    """Names of `Sampling` fields it honours, and of: logprobs, stop, chat, prefix_cache, pause, ignore_eos."""
+    max_logprobs: int = 0
+    chat_template: str | None = None
+    """jinja2 source; None: no chat."""
+    bos_token: str = ""
+    eos_token: str = ""
+    special_tokens: frozenset[str] = frozenset()
+    """The texts of control tokens, which user text must not be able to spell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """An engine's counters and gauges at one moment. Counters never fall while it is open."""
+
+    slots: int = 0
+    slots_used: int = 0
+    waiting: int = 0
+    """Sequences that it has accepted and not yet given a slot."""
+    paused: int = 0
+    """Sequences in a slot that take no steps for want of credit."""
+    prompt_tokens: int = 0
+    """Counter: prompt tokens evaluated, without those out of a cache."""
+    generated_tokens: int = 0
+    """Counter: tokens sampled, delivered or not."""
+    steps: int = 0
+    """Counter: batch steps."""
+    step_age_s: float = 0.0
+    """How long the step in progress has taken; 0 between steps."""
+    kv_tokens_used: int = 0
+    kv_tokens_capacity: int = 0
+    kv_tokens_evicted: int = 0
+    """Counter: tokens thrown out of the prefix cache to make room."""
