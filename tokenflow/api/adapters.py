@@ -1,1 +1,256 @@
-"""Ways to an engine that are shorter than the whole contract."""
+"""Ways to an engine that are shorter than the whole contract.
+
+`LoopEngine` is the base of an engine whose sequences a `StepLoop` runs: it brings `generate` and the loop's numbers.
+
+The two functions make an engine of a plain generator, for models without a batch: one sequence is one run of it in one
+of `info.slots` slots, and one item is one token. Stop strings, UTF-8 and `max_tokens` are `Sequence.take`'s, as in the
+loop; pace is `Send.send`'s, which waits for the reader; so the generator needs to know nothing of either. It is always
+closed in the task that ran it. Tokens are UTF-8 bytes, so any text is a prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from tokenflow.api.engine import Engine
+from tokenflow.api.loop import Sequence, Step, StepLoop
+from tokenflow.api.send import Send
+from tokenflow.core.types import EngineInfo, EngineStats, SequenceRequest, Started
+from tokenflow.errors import EngineStuck, InvalidRequest
+
+Piece = str | bytes
+GeneratorFn = Callable[[str, SequenceRequest], AsyncIterator[Piece]]
+BlockingFn = Callable[[str, SequenceRequest], Iterator[Piece]]
+
+_ALWAYS = frozenset({"stop", "pause"})
+"""What the loop and the adapters bring to every engine."""
+_UNLIMITED = trio.CapacityLimiter(math.inf)
+"""Threads are bounded by the slots already: one a sequence."""
+
+
+class LoopEngine(ABC):
+    """An engine on a StepLoop, but for its tokenizer.
+
+    Args:
+        loop: being served, for as long as this engine is used.
+        info: what it is; the capabilities `stop` and `pause`, which the loop brings, are added.
+    """
+
+    def __init__(self, loop: StepLoop, info: EngineInfo) -> None:
+        self.loop = loop
+        self.info = replace(info, capabilities=info.capabilities | _ALWAYS)
+
+    async def generate(self, request: SequenceRequest, send: Send) -> None:
+        await self.loop.generate(request, send)
+
+    async def stats(self) -> EngineStats:
+        """The loop's numbers. A subclass adds its own: `replace(await super().stats(), kv_tokens_used=...)`."""
+        loop = self.loop
+        return EngineStats(
+            slots=self.info.slots,
+            slots_used=loop.held,
+            waiting=loop.waiting,
+            paused=loop.parked,
+            generated_tokens=loop.generated,
+            steps=loop.steps,
+            step_age_s=loop.step_age_s,
+        )
+
+    @abstractmethod
+    async def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
+
+    @abstractmethod
+    async def detokenize(self, tokens: list[int]) -> str: ...
+
+
+def engine_from_generator(fn: GeneratorFn, *, info: EngineInfo) -> Engine:
+    """An engine of an async generator function.
+
+    Args:
+        fn: `fn(prompt, request)` gives the text token by token. Its end is the sequence's (`stop`); what it raises
+            fails this sequence alone.
+        info: `slots` is how many run at once; the capabilities `stop` and `pause` are added.
+    """
+
+    def run(prompt: str, request: SequenceRequest, slot: _Slot) -> AbstractAsyncContextManager[AsyncIterator[Piece]]:
+        return _closing(fn(prompt, request))
+
+    return _GeneratorEngine(run, info)
+
+
+def engine_from_blocking_iterator(fn: BlockingFn, *, info: EngineInfo, grace_s: float = 5.0) -> Engine:
+    """An engine of a blocking generator function: each `next` runs in a worker thread, one at a time per sequence.
+
+    Args:
+        fn: `fn(prompt, request)`, as in `engine_from_generator`; called in a worker thread too.
+        info: as in `engine_from_generator`.
+        grace_s: a cancelled sequence waits this long for the `next` in progress; then the thread is left behind and
+            `EngineStuck` raised. The slot stays taken until that thread comes back.
+    """
+
+    def run(prompt: str, request: SequenceRequest, slot: _Slot) -> AbstractAsyncContextManager[AsyncIterator[Piece]]:
+        return aclosing(_iterate_in_threads(lambda: fn(prompt, request), slot, grace_s))
+
+    return _GeneratorEngine(run, info)
+
+
+class _Slot:
+    """One sequence's place; `held` counts who must leave before it is free: the sequence, a thread left behind."""
+
+    def __init__(self, limiter: trio.CapacityLimiter) -> None:
+        self._limiter = limiter
+        self.held = 1
+
+    def leave(self) -> None:
+        self.held -= 1
+        if not self.held:
+            self._limiter.release_on_behalf_of(self)
+
+
+class _GeneratorEngine:
+    def __init__(
+        self,
+        run: Callable[[str, SequenceRequest, _Slot], AbstractAsyncContextManager[AsyncIterator[Piece]]],
+        info: EngineInfo,
+    ) -> None:
+        self.info = replace(info, capabilities=info.capabilities | _ALWAYS, vocab_size=info.vocab_size or 256)
+        self._run = run
+        self._slots = trio.CapacityLimiter(info.slots)
+        self._active: set[Send] = set()
+        self._prompt_tokens = self._generated = 0
+
+    async def generate(self, request: SequenceRequest, send: Send) -> None:
+        try:
+            prompt = await self.detokenize(list(request.prompt))
+        except ValueError as exc:
+            raise InvalidRequest(
+                f"The prompt has a token that is not in the vocabulary: {exc}.", param="prompt"
+            ) from exc
+        slot = _Slot(self._slots)
+        await self._slots.acquire_on_behalf_of(slot)
+        self._active.add(send)
+        try:
+            await self._play(prompt, request, send, slot)
+        finally:
+            self._active.discard(send)
+            slot.leave()
+
+    async def _play(self, prompt: str, request: SequenceRequest, send: Send, slot: _Slot) -> None:
+        await send.send(Started(len(request.prompt)))
+        self._prompt_tokens += len(request.prompt)
+        seq = Sequence(request, send)
+        async with self._run(prompt, request, slot) as items:
+            async for item in items:
+                self._generated += 1
+                if await self._pass_on(seq, Step(1, item.encode() if isinstance(item, str) else item)):
+                    return
+        await self._pass_on(seq, Step(0, finish="stop"))
+
+    async def _pass_on(self, seq: Sequence, step: Step) -> bool:
+        """Send what the step gives. True: that was the end."""
+        delta, finished = seq.take(step)
+        if delta is not None:
+            try:
+                await seq.send.send(delta)
+            except trio.Cancelled:
+                seq.send.dropped += delta.tokens
+                raise
+        if finished is None:
+            return False
+        await seq.send.send(finished)
+        return True
+
+    async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return list(text.encode())
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        if wrong := [token for token in tokens if not 0 <= token < 256]:
+            raise ValueError(f"{wrong[0]} is not a byte")
+        return bytes(tokens).decode(errors="replace")
+
+    async def stats(self) -> EngineStats:
+        numbers = self._slots.statistics()
+        return EngineStats(
+            slots=self.info.slots,
+            slots_used=numbers.borrowed_tokens,
+            waiting=numbers.tasks_waiting,
+            paused=sum(send.stalled for send in self._active),
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated,
+            steps=self._generated,
+        )
+
+
+@asynccontextmanager
+async def _closing(items: AsyncIterator[Piece]) -> AsyncGenerator[AsyncIterator[Piece], None]:
+    """`aclosing` for iterators too, which need not have `aclose`."""
+    try:
+        yield items
+    finally:
+        close: Any = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _iterate_in_threads(
+    make: Callable[[], Iterator[Piece]], slot: _Slot, grace_s: float
+) -> AsyncGenerator[Piece, None]:
+    """The items of a blocking iterator, closed in a thread too, since its clean-up may block as well."""
+    end = object()
+    source: list[Iterator[Piece]] = []  # where the first thread puts it
+    abandoned = False
+
+    def take() -> Any:
+        if not source:
+            source.append(iter(make()))
+        return next(source[0], end)
+
+    def close() -> None:
+        for items in source:
+            getattr(items, "close", lambda: None)()
+
+    async def in_thread(work: Callable[[], Any]) -> Any:
+        nonlocal abandoned
+        token = trio.lowlevel.current_trio_token()
+        done = trio.Event()
+
+        def back() -> None:
+            done.set()
+            if abandoned:
+                trio.lowlevel.start_thread_soon(close, lambda outcome: None)
+                slot.leave()
+
+        def run() -> Any:
+            try:
+                return work()
+            finally:
+                with suppress(trio.RunFinishedError):  # nobody is left to tell
+                    token.run_sync_soon(back)
+
+        await trio.lowlevel.checkpoint_if_cancelled()  # from here on the thread does start
+        try:
+            return await trio.to_thread.run_sync(run, limiter=_UNLIMITED, abandon_on_cancel=True)
+        except trio.Cancelled:
+            with trio.move_on_after(grace_s, shield=True):
+                await done.wait()
+            if done.is_set():
+                raise
+            abandoned = True
+            slot.held += 1
+            message = f"The engine's iterator did not come back within {grace_s:g} s of a cancel."
+            raise EngineStuck(message) from None
+
+    try:
+        while (item := await in_thread(take)) is not end:
+            yield item
+    finally:
+        if not abandoned:
+            with trio.move_on_after(grace_s, shield=True):
+                await in_thread(close)
