@@ -1,0 +1,147 @@
+"""The application's side of a connection: what one ASGI call receives and sends, whatever the protocol.
+
+Hypercorn starts every application, for HTTP/1.1, HTTP/2 and WebSocket alike, through `TaskGroup.spawn_app`. `AppTasks`
+overrides that one method and puts an `AppChannel` between the two sides:
+
+* `receive` is a bounded inbox. A full one makes the protocol wait, and with it the client; meanwhile somebody else
+  has to look for the client's leaving, because the reader cannot. An HTTP disconnect overtakes a body nobody read.
+* `send` raises `ClientDisconnected` once the client has left. Hypercorn returns silently and without a checkpoint, so
+  that an application which sends in a loop freezes the process.
+"""
+
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, Scope
+
+# A send that the kernel takes at once does not block, so it is no checkpoint; a fast client must still let others run.
+_SENDS_PER_CHECKPOINT = 16
+
+
+class ClientDisconnected(OSError):
+    """The client has left, or was cut off because it stopped reading. Stop working for it (ASGI 2.4, `send`)."""
+
+
+def error_body(status: int, message: str) -> bytes:
+    """The body of an error that the transport itself has to send, in the envelope that every error has."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    code = HTTPStatus(status).name.lower()
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+
+
+class AppChannel:
+    """Both directions between the protocol and one application call."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        app_send: Callable[[ASGISendEvent | None], Awaitable[None]],
+        inbox_limit: int,
+        watch_hangup: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._is_http = scope["type"] == "http"
+        self._app_send = app_send
+        self._inbox_limit = inbox_limit
+        self._watch_hangup = watch_hangup
+        self._inbox: deque[ASGIReceiveEvent] = deque()
+        self._changed = trio.lowlevel.ParkingLot()
+        self._disconnect: ASGIReceiveEvent | None = None
+        self._response_started = False
+        self._sends = 0
+
+    async def put(self, event: ASGIReceiveEvent) -> None:
+        """Called by the protocol. Waits while the inbox is full; never waits to say that the client has left."""
+        if event["type"] in ("http.disconnect", "websocket.disconnect"):
+            self._disconnect = event
+        else:
+            if len(self._inbox) >= self._inbox_limit:
+                await self._wait_for_room()
+            if self._disconnect is not None:
+                return
+            self._inbox.append(event)
+        self._changed.unpark_all()
+
+    async def _wait_for_room(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_hangup)
+            while len(self._inbox) >= self._inbox_limit and self._disconnect is None:
+                await self._changed.park()
+            nursery.cancel_scope.cancel()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        await trio.lowlevel.checkpoint()
+        while True:
+            # WebSocket messages sent before the close are still wanted; half a request body is not.
+            if self._disconnect is not None and (self._is_http or not self._inbox):
+                return self._disconnect
+            if self._inbox:
+                event = self._inbox.popleft()
+                self._changed.unpark_all()
+                return event
+            await self._changed.park()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        # The checkpoint comes first: cancelled here, nothing of the message is on the wire.
+        self._sends += 1
+        if self._disconnect is not None or self._sends % _SENDS_PER_CHECKPOINT == 0:
+            await trio.lowlevel.checkpoint()
+        if self._disconnect is not None:
+            raise ClientDisconnected(f"{message['type']} after the client had left or the response had ended")
+        self._response_started |= message["type"] == "http.response.start"
+        await self._app_send(message)
+
+    async def run(self, app: AppWrapper, config: Config, scope: Scope) -> None:
+        """Run the application and, when it ends without having ended its response, do that."""
+        try:
+            await app(scope, self.receive, self.send, trio.to_thread.run_sync, trio.from_thread.run)
+        except* ClientDisconnected:
+            pass  # the usual end of an application whose client left: not an error
+        except* Exception:
+            await config.log.exception("Error in ASGI Framework")
+            with suppress(ClientDisconnected):
+                await self._send_failure()
+        with suppress(ClientDisconnected):
+            await self._app_send(None)
+
+    async def _send_failure(self) -> None:
+        if not self._is_http or self._response_started or self._disconnect is not None:
+            return
+        body = error_body(500, "The server failed to answer this request; its log says why.")
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await self._app_send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self._app_send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class AppTasks(TaskGroup):
+    """The tasks of one connection: its applications, and whatever the protocol itself spawns."""
+
+    def __init__(self, watch_hangup: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._watch_hangup = watch_hangup
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        channel = AppChannel(scope, send, config.max_app_queue_size, self._watch_hangup)
+        super().spawn(channel.run, app, config, scope)
+        return channel.put
+
+    def spawn(self, func: Callable[..., Awaitable[None]], *args: Any) -> None:
+        # A lost client must not cancel the other tasks: the applications are told by a disconnect.
+        super().spawn(_until_disconnected, func, *args)
+
+
+async def _until_disconnected(func: Callable[..., Awaitable[None]], *args: Any) -> None:
+    with suppress(ClientDisconnected):
+        await func(*args)

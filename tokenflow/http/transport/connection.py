@@ -1,0 +1,232 @@
+"""One accepted socket.
+
+The strategy: one reader reads at all times, so that the client's leaving is always seen; writers send without waiting
+and only what the kernel did not take is waited for, under a deadline; and everything that ends a connection is
+synchronous, so that no cancellation can come between the decision and the socket.
+
+* `close` closes the socket and wakes whoever waits on it. A blocked sender needs no other signal.
+* There is no timer task: the keep-alive timeout, the drain and the linger after a last response are all a deadline
+  on the reader's cancel scope.
+* A client that shuts down its sending side has left ("a FIN counts"), even if it still reads.
+"""
+
+import math
+import select
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
+from hypercorn.utils import parse_socket_addr
+
+from .asgi import AppTasks, ClientDisconnected
+from .h11 import CorrectedH11Protocol
+
+# After the last response the client has this long to close. Closing first, with bytes of it unread, would send a
+# reset, which can destroy the response on its way (RFC 9112 section 9.6).
+LINGER_S = 1.0
+_TLS_PIECE = 16 * 1024
+
+# What the network does, as opposed to what a bug does.
+_NETWORK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+
+
+class CorrectedProtocolWrapper(ProtocolWrapper):
+    """Chooses the protocol as Hypercorn does, and replaces HTTP/1.1 by ours."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if isinstance(self.protocol, H11Protocol):
+            self.protocol = CorrectedH11Protocol(
+                self.app,
+                self.config,
+                self.context,
+                self.task_group,
+                self.state,
+                self.ssl,
+                self.client,
+                self.server,
+                self.send,
+            )
+
+
+class Connection(TCPServer):
+    """One client's connection. `run` returns when it is closed and every application on it has ended."""
+
+    _task_group: AppTasks
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        state: LifespanState,
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
+        sock: socket.socket,
+        *,
+        stall_s: float,
+    ) -> None:
+        super().__init__(app, config, context, state, stream)  # type: ignore[arg-type]  # typed as TLS only
+        self._sock = sock
+        self._tls = isinstance(stream, trio.SSLStream)
+        self._stall_s = stall_s
+        self._reading = trio.CancelScope()
+        self._idle = True
+        self._finished = False
+        self._peer: tuple[str, int] | None = None
+
+    async def run(self) -> None:
+        # One bad packet must not end the worker: whatever happens here stays here.
+        try:
+            await self._serve()
+        except* _NETWORK_ERRORS:
+            pass
+        except* Exception as group:
+            await self.config.log.error("connection from %s dropped: %r", self._peer, _first(group))
+        finally:
+            self.close()
+
+    async def _serve(self) -> None:
+        alpn_protocol = await self._handshake()
+        self._peer = parse_socket_addr(self._sock.family, self._sock.getpeername())
+        self._task_group = AppTasks(self._watch_hangup)
+        async with self._task_group:
+            self.protocol = CorrectedProtocolWrapper(
+                self.app,
+                self.config,
+                self.context,
+                self._task_group,
+                ConnectionState(self.state),
+                self._tls,
+                self._peer,
+                parse_socket_addr(self._sock.family, self._sock.getsockname()),
+                self.protocol_send,
+                alpn_protocol,
+            )
+            await self.protocol.initiate()
+            self._set_idle(self._idle)
+            with self._reading, suppress(*_NETWORK_ERRORS):
+                await self._read_data()
+            await self._leave()
+
+    async def _handshake(self) -> str | None:
+        if not isinstance(self.stream, trio.SSLStream):
+            return "http/1.1"
+        with trio.fail_after(self.config.ssl_handshake_timeout):
+            await self.stream.do_handshake()
+        protocol: str | None = self.stream.selected_alpn_protocol()
+        return protocol
+
+    async def _read_data(self) -> None:
+        while data := await self.stream.receive_some(MAX_RECV):
+            if not self._finished:
+                await self.protocol.handle(RawData(bytes(data)))
+
+    async def _leave(self) -> None:
+        """The client is gone: wake a blocked sender, tell the applications."""
+        self.close()
+        await self.protocol.handle(Closed())
+
+    async def _watch_hangup(self) -> None:
+        """Look for a FIN or RST while the reader waits for an application to take the request's body."""
+        await _wait_hangup(self._sock)
+        await self._leave()
+
+    def close(self, *, reset: bool = False) -> None:
+        """Close the socket and wake whoever waits on it. `reset` also discards what the kernel has yet to send."""
+        if self._sock.fileno() == -1:
+            return
+        if reset:
+            with suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        trio.lowlevel.notify_closing(self._sock)
+        self._sock.close()
+
+    def drain(self) -> None:
+        """The server is stopping: no other request on this connection. Between requests, close it now."""
+        if self._idle:
+            self._reading.cancel()
+
+    # From here on: what the protocol asks for.
+
+    async def protocol_send(self, event: Event) -> None:
+        """Carry out what the protocol asks for. For `RawData` the kernel has all of it when this returns."""
+        if isinstance(event, RawData):
+            await self._write(event.data)
+        elif isinstance(event, Closed):
+            self._finish()
+            await self.protocol.handle(Closed())
+        elif isinstance(event, Updated):
+            self._set_idle(event.idle)
+
+    def _set_idle(self, idle: bool) -> None:
+        self._idle = idle
+        if self._finished:
+            return
+        if idle and self.context.terminated.is_set():
+            self._finish()
+        else:
+            timeout_s = self.config.keep_alive_timeout if idle else math.inf
+            self._reading.deadline = trio.current_time() + timeout_s
+
+    def _finish(self) -> None:
+        """Everything is said: send a FIN, then wait a little for the client's."""
+        self._finished = True
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+        self._reading.deadline = trio.current_time() + LINGER_S
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            rest = memoryview(data) if self._tls or self.send_lock.locked() else self._send_nowait(data)
+            if rest:
+                await self._send_rest(rest)
+        except _NETWORK_ERRORS as error:
+            self.close(reset=True)
+            await self._leave()
+            raise ClientDisconnected(f"the client left or stopped reading: {error!r}") from error
+
+    def _send_nowait(self, data: bytes | memoryview) -> memoryview:
+        try:
+            return memoryview(data)[self._sock.send(data) :]
+        except BlockingIOError:
+            return memoryview(data)
+
+    async def _send_rest(self, rest: memoryview) -> None:
+        # Shielded, because half a chunk would corrupt the stream; for as long as the client takes something at least
+        # every `stall_s`, because a shield without limit outlives every timeout, and SIGTERM too.
+        with trio.CancelScope(shield=True) as patience:
+            async with self.send_lock:
+                while rest:
+                    patience.deadline = trio.current_time() + self._stall_s
+                    if self._tls:
+                        await self.stream.send_all(rest[:_TLS_PIECE])
+                        rest = rest[_TLS_PIECE:]
+                    else:
+                        await trio.lowlevel.wait_writable(self._sock)
+                        rest = self._send_nowait(rest)
+        if patience.cancelled_caught:
+            raise TimeoutError(f"took nothing for {self._stall_s} s")
+
+
+async def _wait_hangup(sock: socket.socket) -> None:
+    """Return once the peer has shut down its side, even if bytes before the FIN are still unread."""
+    if not hasattr(select, "EPOLLRDHUP"):
+        await trio.sleep_forever()  # not Linux: seen when the application reads on
+    with select.epoll() as epoll:
+        epoll.register(sock, select.EPOLLRDHUP)
+        await trio.lowlevel.wait_readable(epoll.fileno())
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,119 @@
+"""HTTP/1.1, with pipelining that does not blind the reader and with requests refused that nobody should see.
+
+Hypercorn parks the reader as soon as bytes of a next request arrive during a response, and then sees neither FIN nor
+RST. Here the reader goes on: h11 itself keeps those bytes in its buffer, up to `HELD_MAX`, and parsing is taken up
+again, in a task of its own, when the response has ended.
+"""
+
+import re
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import trio
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.events import Response
+from hypercorn.protocol.h11 import H11Protocol
+
+from .asgi import error_body
+
+HELD_MAX = 64 * 1024
+
+# RFC 9112 section 3.2. Any other target, `?a=1` for one, gives the application a path that it cannot split.
+_TARGET = re.compile(rb"/|https?://[^/?#]+/", re.IGNORECASE)
+# Legal in no host, but a proxy or a URL parser that reads on may take something else for the host.
+_NOT_IN_HOST = re.compile(rb"[/?#@\\]")
+
+
+class PipelineOverflow(OSError):
+    """The client sent more than `HELD_MAX` beyond the request that is being answered. It is cut off."""
+
+
+class _Pause(Exception):
+    """Raised where Hypercorn would park the reader."""
+
+
+class _PauseInsteadOfParking:
+    """Stands in for the event that Hypercorn waits for when h11 is PAUSED."""
+
+    async def clear(self) -> None: ...
+
+    async def set(self) -> None: ...
+
+    async def wait(self) -> None:
+        raise _Pause
+
+    def is_set(self) -> bool:
+        return True
+
+
+class CorrectedH11Protocol(H11Protocol):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.can_read = _PauseInsteadOfParking()
+        self._parsing = trio.Lock()  # the reader and the task that takes up held bytes
+        self._is_head = False
+
+    async def handle(self, event: Event) -> None:
+        await super().handle(event)
+        if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > HELD_MAX:
+            raise PipelineOverflow(f"more than {HELD_MAX} bytes sent during a response")
+
+    async def _handle_events(self) -> None:
+        async with self._parsing:
+            with suppress(_Pause):
+                await super()._handle_events()
+
+    async def _maybe_recycle(self) -> None:
+        # Nothing in here may be a checkpoint: an application that ends itself on `http.disconnect`, as Quart-Trio's
+        # does, would be cancelled before the connection is closed or its keep-alive timer started.
+        await super()._maybe_recycle()
+        if self.connection.our_state is h11.IDLE and self.connection.trailing_data[0]:
+            self.task_group.spawn(self._handle_events)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        self._is_head = request.method == b"HEAD"
+        if (status := _refusal(request)) is not None:
+            await self._send_error_response(status)
+            await self.send(Closed())
+        else:
+            await super()._create_stream(request)
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        if isinstance(event, Response) and event.status_code >= 200 and self.context.terminated.is_set():
+            event.headers.append((b"connection", b"close"))  # draining: the client should not wait for another
+        await super().stream_send(event)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        body = error_body(status_code, _MESSAGES.get(status_code) or HTTPStatus(status_code).phrase)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        without_body = self._is_head and self.connection.our_state is not h11.IDLE
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        if not without_body:
+            await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+_MESSAGES = {
+    400: "The request is not valid HTTP/1.1, or frames its body in two ways, or its target is not a path.",
+    421: "The Host header holds a character that no host has.",
+    431: "The request's headers are too long.",
+}
+
+
+def _refusal(request: h11.Request) -> int | None:
+    names = {name for name, _ in request.headers}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        return 400  # RFC 9112 section 6.3: request smuggling
+    if not _TARGET.match(request.target) and (request.method, request.target) != (b"OPTIONS", b"*"):
+        return 400
+    if any(name == b"host" and _NOT_IN_HOST.search(value) for name, value in request.headers):
+        return 421
+    return None

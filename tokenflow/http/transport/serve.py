@@ -1,0 +1,204 @@
+"""The server: binding, the lifespan, the accept loop and the drain.
+
+Three nurseries, from the outside in: the lifespan, which outlives all; the connections; the accept loops, which end
+first. Draining runs through them from the inside out, and takes `drain_s` plus at most `MARGIN_S`:
+
+    accept loops end, `on_drain` is called, idle connections close      at once
+    connections finish what they do                                     up to drain_s
+    sockets still open are reset, which every application notices       drain_s
+    applications that still run are cancelled                           drain_s + half of MARGIN_S
+    the lifespan's shutdown                                             up to drain_s + MARGIN_S
+"""
+
+import math
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ASGIFramework, ASGISendEvent, LifespanState
+from hypercorn.utils import LifespanFailureError, repr_socket_addr, wrap_app
+
+from .connection import Connection
+
+MARGIN_S = 2.0
+_ACCEPT_RETRY_S = 0.1
+
+
+def bind(
+    host: str,
+    port: int,
+    *,
+    backlog: int = 2048,
+    stall_s: float = 30.0,
+    send_buffer: int | None = None,
+) -> socket.socket:
+    """Take `host`:`port`, for `serve` to accept on. Clients that connect before it does wait in the backlog.
+
+    Args:
+        stall_s: How long the kernel keeps a connection whose peer acknowledges nothing.
+        send_buffer: SO_SNDBUF of every connection; the kernel's own choice if None.
+
+    Raises:
+        OSError: The port is busy, or the host not ours. Listening at once, and without SO_REUSEPORT, makes sure.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.create_server(address, family=family, backlog=backlog)
+    listener.setblocking(False)
+    # Accepted sockets inherit all of these.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Ends what a dead peer leaves in the kernel's buffer, also after the socket is closed.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    return listener
+
+
+async def serve(
+    app: ASGIFramework,
+    config: Config,
+    *,
+    listeners: Sequence[socket.socket] | None = None,
+    shutdown_trigger: Callable[[], Awaitable[object]] = trio.sleep_forever,
+    on_drain: Callable[[], None] = lambda: None,
+    drain_s: float = 30.0,
+    stall_s: float = 30.0,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `app` until `shutdown_trigger` returns, then drain. Starts with the list of the URLs it serves.
+
+    Args:
+        listeners: Sockets from `bind`; if None, `config.bind` is bound here.
+        on_drain: Called when draining begins, before anything is waited for.
+        drain_s: How long connections may take to finish. `serve` returns within `MARGIN_S` after that.
+        stall_s: A client that takes nothing of what is sent for this long is cut off.
+
+    Raises:
+        LifespanFailureError: The application did not start; the message is its own.
+        OSError: `listeners` is None and a port is busy.
+    """
+    if listeners is None:
+        listeners = [bind(*_host_port(address)) for address in config.bind]
+    wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
+    state: LifespanState = {}
+    lifespan = _Lifespan(wrapped, config, state)
+    worker = _Worker(wrapped, config, state, stall_s)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lifespan.handle_lifespan)
+            await lifespan.wait_for_startup()
+            if lifespan.failure is None:
+                await worker.run(listeners, shutdown_trigger, on_drain, drain_s, task_status)
+                with trio.move_on_at(worker.drained_by):
+                    await lifespan.wait_for_shutdown()
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup:
+        if lifespan.failure is not None:
+            raise lifespan.failure from None
+        raise
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+class _Lifespan(Lifespan):
+    """Hypercorn's, which tells its nursery of a failed start-up but not the task that waits for it."""
+
+    failure: LifespanFailureError | None = None
+
+    async def asgi_send(self, message: ASGISendEvent) -> None:
+        try:
+            await super().asgi_send(message)
+        except LifespanFailureError as error:
+            self.failure = error
+            raise
+
+
+class _Worker:
+    """The accept loops, the connections they open, and the drain that ends both."""
+
+    def __init__(self, app: AppWrapper, config: Config, state: LifespanState, stall_s: float) -> None:
+        self._app = app
+        self._config = config
+        self._state = state
+        self._stall_s = stall_s
+        self._ssl_context = config.create_ssl_context()
+        self._context = WorkerContext(None)
+        self._live: set[Connection] = set()
+        self.drained_by = math.inf
+
+    async def run(
+        self,
+        listeners: Sequence[socket.socket],
+        shutdown_trigger: Callable[[], Awaitable[object]],
+        on_drain: Callable[[], None],
+        drain_s: float,
+        task_status: trio.TaskStatus[list[str]],
+    ) -> None:
+        async with trio.open_nursery() as outer:
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as accepting:
+                    for listener in listeners:
+                        accepting.start_soon(self._accept, listener, connections)
+                    task_status.started([self._url(listener) for listener in listeners])
+                    await shutdown_trigger()
+                    accepting.cancel_scope.cancel()
+                self.drained_by = trio.current_time() + drain_s + MARGIN_S
+                await self._context.terminated.set()
+                on_drain()
+                for connection in list(self._live):
+                    connection.drain()
+                outer.start_soon(self._cut_off, drain_s, connections)
+            outer.cancel_scope.cancel()  # all connections have ended: no need to cut any off
+
+    async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
+        failing = False
+        with listener:
+            while True:
+                await trio.lowlevel.wait_readable(listener)
+                try:
+                    sock, _ = listener.accept()
+                except (BlockingIOError, ConnectionAbortedError):
+                    continue  # the client gave up first
+                except OSError as error:  # out of files or memory, most likely: others' ending will free some
+                    if not failing:
+                        await self._config.log.error("cannot accept, trying again: %s", error)
+                    failing = True
+                    await trio.sleep(_ACCEPT_RETRY_S)
+                    continue
+                failing = False
+                connections.start_soon(self._connect, sock)
+
+    async def _connect(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        if self._ssl_context is not None:
+            stream = trio.SSLStream(stream, self._ssl_context, server_side=True, https_compatible=True)
+        connection = Connection(
+            self._app, self._config, self._context, self._state.copy(), stream, sock, stall_s=self._stall_s
+        )
+        self._live.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._live.discard(connection)
+
+    async def _cut_off(self, drain_s: float, connections: trio.Nursery) -> None:
+        await trio.sleep(drain_s)
+        for connection in list(self._live):
+            connection.close(reset=True)
+        await trio.sleep(MARGIN_S / 2)
+        connections.cancel_scope.cancel()
+
+    def _url(self, listener: socket.socket) -> str:
+        scheme = "http" if self._ssl_context is None else "https"
+        return f"{scheme}://{repr_socket_addr(listener.family, listener.getsockname())}"
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
