@@ -1,6 +1,6 @@
 """All that a plugin imports. Semantic versioning holds here: see `API_VERSION`."""
 
-from tokenflow.api.adapters import LoopEngine, engine_from_blocking_iterator, engine_from_generator
+from tokenflow.api.adapters import LoopEngine, engine_from_blocking_iterator, engine_from_generator, serving
 from tokenflow.api.engine import Engine
 from tokenflow.api.hookspecs import API_VERSION, EnginePlugin, SinkPlugin, hookimpl
 from tokenflow.api.loop import Sequence, Step, StepLoop, Stepper
@@ -71,4 +71,5 @@ __all__ = [
     "engine_from_blocking_iterator",
     "engine_from_generator",
     "hookimpl",
+    "serving",
 ]

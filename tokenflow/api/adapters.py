@@ -10,7 +10,6 @@ closed in the task that ran it. Tokens are UTF-8 bytes, so any text is a prompt.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
@@ -20,7 +19,7 @@ from typing import Any
 import trio
 
 from tokenflow.api.engine import Engine
-from tokenflow.api.loop import Sequence, Step, StepLoop
+from tokenflow.api.loop import Pace, Sequence, Step, StepLoop
 from tokenflow.api.send import Send
 from tokenflow.core.types import EngineInfo, EngineStats, SequenceRequest, Started
 from tokenflow.errors import EngineStuck, InvalidRequest
@@ -31,8 +30,6 @@ BlockingFn = Callable[[str, SequenceRequest], Iterator[Piece]]
 
 _ALWAYS = frozenset({"stop", "pause"})
 """What the loop and the adapters bring to every engine."""
-_UNLIMITED = trio.CapacityLimiter(math.inf)
-"""Threads are bounded by the slots already: one a sequence."""
 
 
 class LoopEngine(ABC):
@@ -68,6 +65,29 @@ class LoopEngine(ABC):
 
     @abstractmethod
     async def detokenize(self, tokens: list[int]) -> str: ...
+
+
+@asynccontextmanager
+async def serving(loop: StepLoop, *, pace: Pace | None = None) -> AsyncGenerator[None, None]:
+    """Serve `loop` for as long as the context lasts, in a thread, or with `pace` in a task: an engine's `open`.
+
+    What `stepper.open` raises comes out as it is. If the loop ends later by itself, the body is cancelled and the
+    loop's error raised.
+    """
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(*((loop.serve,) if pace is None else (loop.serve_in_task, pace)))
+            yield
+            nursery.cancel_scope.cancel(reason="the engine is closed")
+    except BaseExceptionGroup as group:
+        raise _only(group) from None
+
+
+def _only(group: BaseException) -> BaseException:
+    """The one exception of a group of one, however deep."""
+    while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
+        group = group.exceptions[0]
+    return group
 
 
 def engine_from_generator(fn: GeneratorFn, *, info: EngineInfo) -> Engine:
@@ -168,7 +188,7 @@ class _GeneratorEngine:
         return True
 
     async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        return list(text.encode())
+        return list(text.encode(errors="replace"))
 
     async def detokenize(self, tokens: list[int]) -> str:
         if wrong := [token for token in tokens if not 0 <= token < 256]:
@@ -205,6 +225,7 @@ async def _iterate_in_threads(
     """The items of a blocking iterator, closed in a thread too, since its clean-up may block as well."""
     end = object()
     source: list[Iterator[Piece]] = []  # where the first thread puts it
+    one = trio.CapacityLimiter(1)  # never waited for: the slots bound the threads already
     abandoned = False
 
     def take() -> Any:
@@ -236,7 +257,7 @@ async def _iterate_in_threads(
 
         await trio.lowlevel.checkpoint_if_cancelled()  # from here on the thread does start
         try:
-            return await trio.to_thread.run_sync(run, limiter=_UNLIMITED, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(run, limiter=one, abandon_on_cancel=True)
         except trio.Cancelled:
             with trio.move_on_after(grace_s, shield=True):
                 await done.wait()

@@ -25,6 +25,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -249,7 +250,8 @@ class StepLoop:
         if self._interrupted or seq.generated or seq not in self._running:
             return  # a decoding step is short; and a prefill must not be thrown back for ever
         self._interrupted = True
-        self.stepper.interrupt(seq)
+        with suppress(Exception):  # a faulty hint must not skip the wait for the slot
+            self.stepper.interrupt(seq)
 
     def _post(self, command: str, seq: Sequence) -> None:
         self._posted += 1
@@ -464,25 +466,35 @@ class StepLoop:
             finally:
                 self._stop = True
                 patience.deadline = trio.current_time() + self.grace_s
-                self.stepper.interrupt(None)
                 wake.set()
+                if not ended:
+                    with suppress(Exception):
+                        self.stepper.interrupt(None)
 
+        ended = False
+        failure: Exception | None = None  # kept out of the nursery, which would wrap it in a group
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(start)
                 nursery.start_soon(halt)
                 with patience:  # a step that never ends is left behind: trio's worker threads are daemons
-                    await trio.to_thread.run_sync(own, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+                    try:
+                        await trio.to_thread.run_sync(own, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+                    except Exception as exc:
+                        failure = exc
+                    ended = True
                 nursery.cancel_scope.cancel()
         finally:
             self._dismiss()
+            if failure is not None:
+                raise failure
 
     async def serve_in_task(self, pace: Pace, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The same ticks in a Trio task, for tests: `await pace(loop)` is how long a step takes, in Trio's own time."""
+        self.stepper.open()
         self._token = trio.lowlevel.current_trio_token()
         bell = trio.Event()
         self._wake = lambda: bell.set()
-        self.stepper.open()
         task_status.started()
         try:
             while True:

@@ -1,7 +1,8 @@
 """`Send`: a sequence's way into its stream, with credit as one absolute number.
 
-An engine may have sent `limit` deltas with content in all. The reader's progress raises it (`limit = accepted + window`); a pause
-pulls it down to what was sent. An engine that honours `limit` is paced by its reader and needs to know nothing else.
+An engine may have sent `limit` deltas with content in all. The reader's progress raises it (`limit = accepted +
+window`); a pause pulls it down to what was sent. An engine that honours `limit` is paced by its reader and needs to
+know nothing else.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Send(trio.abc.SendChannel[Event]):
             trio.ClosedResourceError: after Finished, or once the stream has ended.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self.stalled and isinstance(value, Delta):
+        while self.stalled and isinstance(value, Delta) and not self.closed:
             await self._room.park()
+            await trio.lowlevel.checkpoint_if_cancelled()  # woken, then cancelled: nothing is sent
         self.send_nowait(value)
         await trio.lowlevel.cancel_shielded_checkpoint()
 
@@ -68,6 +70,7 @@ class Send(trio.abc.SendChannel[Event]):
 
     async def aclose(self) -> None:
         self.closed = True
+        self._room.unpark_all()
         await trio.lowlevel.checkpoint()
 
     @property
