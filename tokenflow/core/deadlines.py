@@ -41,7 +41,7 @@ class Deadline:
 
     def token(self, now: float, *, stalled: bool) -> None:
         """A token came; `stalled`: and the reader's window is full, so that the next may not."""
-        if self.phase is Phase.PREFILL:
+        if self.phase is not Phase.DECODE:
             self.phase = move(PHASE_MOVES, self.phase, Phase.DECODE)
         self.suspended = stalled
         self._span_at = now + self._timeouts.idle_s

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 EndReason = Literal["stop", "length", "tool_calls", "cancelled", "disconnected", "error"]
-"""How it ended. `cancelled`: through the API, the server's own drain or a deadline's `by`; `disconnected`: the client left."""
+"""How it ended. `cancelled`: through the API or by the server itself; `disconnected`: the client left."""
 
 Phase = Literal["queue", "prefill", "decode", "done"]
 

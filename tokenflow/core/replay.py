@@ -27,11 +27,21 @@ class Record(NamedTuple, Generic[E]):
     events: int
 
 
+class Statistics(NamedTuple):
+    """A log at one moment, for debugging and tests."""
+
+    head: int
+    accepted: int
+    held: int
+    """Records that some reader may still need."""
+    readers: int
+
+
 class ReplayLog(Generic[E]):
     """Append-only, numbered, sealed once.
 
     Args:
-        on_accept: called with (source, events) for each record that the fastest reader has passed for the first time.
+        on_accept: called with each record that the fastest reader has passed for the first time, in order.
     """
 
     def __init__(self, on_accept: Callable[[Record[E]], None]) -> None:
@@ -48,32 +58,41 @@ class ReplayLog(Generic[E]):
         """n of the newest record; 0 while there is none."""
         return self._dropped + len(self._records)
 
+    def statistics(self) -> Statistics:
+        return Statistics(self.head, self.accepted, len(self._records), len(self._readers))
+
     def append(self, event: E, source: int = -1, events: int = 0) -> int:
         """Number `event` and hand it to whoever waits. Returns its n."""
+        return self._add(event, source, events, last=False)
+
+    def seal(self, event: E) -> int:
+        """Append the end; nothing can follow."""
+        return self._add(event, -1, 0, last=True)
+
+    def _add(self, event: E, source: int, events: int, *, last: bool) -> int:
         if self.sealed:
             raise RuntimeError("the log is sealed")
         n = self.head + 1
         self._records.append(Record(n, event, source, events))
-        for reader in self._readers:
+        self.sealed = last  # before waking: a reader that takes the end inline must find itself `at_end`
+        for reader in tuple(self._readers):  # a copy: one that fails inline detaches, and the next must not be skipped
             reader.wake()
         return n
 
-    def seal(self, event: E) -> int:
-        """Append the end; nothing can follow."""
-        n = self.append(event)
-        self.sealed = True
-        return n
-
     def attach(self, wake: Callable[[], None], after: int = 0) -> Cursor[E]:
-        """A new reader that has everything up to `after`. `wake` is called whenever there is more; it must not block."""
+        """A new reader that has everything up to `after`; being ahead of the others, it paces the engine at once.
+
+        `wake` is called whenever there is more; it must neither block nor raise.
+        """
         if not self._dropped <= after <= self.head:
             raise ValueError(f"n {after} is not held: the log holds {self._dropped + 1} to {self.head}")
         cursor = Cursor(self, wake, after)
         self._readers.append(cursor)
+        self._passed()
         return cursor
 
     def _passed(self) -> None:
-        """A cursor moved or went: give back the credit of what is newly accepted, drop what nobody needs."""
+        """A cursor came, moved or went: give back the credit of what is newly accepted, drop what nobody needs."""
         if not self._readers:
             return
         fastest = max(reader.n for reader in self._readers)
@@ -99,7 +118,10 @@ class Cursor(Generic[E]):
 
     def peek(self) -> list[Record[E]]:
         """Everything after the cursor. It stays there until `ack`."""
-        return self._log._records[self.n - self._log._dropped :]
+        start = self.n - self._log._dropped
+        if start < 0:  # only after `detach`; a negative index would hand out the wrong records
+            raise RuntimeError(f"the reader at {self.n} has left, and what follows is dropped")
+        return self._log._records[start:]
 
     @property
     def at_end(self) -> bool:

@@ -46,10 +46,10 @@ class TextAssembler:
         if self.stopped:
             return ""
         text = self._held + new
-        starts = [at for at in (text.find(s) for s in self._stop) if at >= 0]
-        if starts:
+        found = [(at + len(s), at) for s, at in ((s, text.find(s)) for s in self._stop) if at >= 0]
+        if found:
             self.stopped, self._held = True, ""
-            return text[: min(starts)]
+            return text[: min(found)[1]]  # by end first: pieces of any size must give what single characters give
         keep = max(_overlap(text, s) for s in self._stop)
         cut = len(text) - keep
         self._held = text[cut:]

@@ -71,3 +71,12 @@ class GapCounter:
 
     def gaps(self) -> Gaps:
         return Gaps(counts=tuple(self._counts), sum_s=self._sum_s)
+
+
+def merge(counters: list[GapCounter]) -> Gaps:
+    """The gaps of several sequences as one."""
+    all_gaps = [counter.gaps() for counter in counters]
+    return Gaps(
+        counts=tuple(map(sum, zip(*(gaps.counts for gaps in all_gaps), strict=True))),
+        sum_s=sum(gaps.sum_s for gaps in all_gaps),
+    )

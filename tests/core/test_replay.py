@@ -1,0 +1,193 @@
+"""The replay log against a naive model that keeps everything, and the cases where readers act inside a wake."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tokenflow.core.replay import Cursor, Record, ReplayLog
+
+
+class ReplayMachine(RuleBasedStateMachine):
+    """The model: all records ever, each reader's n, what was accepted, and how far everybody has been."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.credited: list[Record[str]] = []
+        self.log: ReplayLog[str] = ReplayLog(self.credited.append)
+        self.all: list[Record[str]] = []
+        self.sealed = False
+        self.readers: list[tuple[Cursor[str], list[int]]] = []  # with the heads it was woken at
+        self.places: list[int] = []
+        self.accepted = 0
+        self.trimmed = 0
+
+    def moved(self) -> None:
+        if self.places:
+            self.accepted = max(self.accepted, *self.places)
+            self.trimmed = max(self.trimmed, min(self.places))
+
+    @precondition(lambda self: not self.sealed)
+    @rule(source=st.integers(0, 2), events=st.integers(0, 3), last=st.booleans())
+    def append(self, source: int, events: int, last: bool) -> None:
+        event = f"event {len(self.all) + 1}"
+        for _, woken in self.readers:
+            woken.clear()
+        if last:
+            n, source, events = self.log.seal(event), -1, 0
+        else:
+            n = self.log.append(event, source, events)
+        self.sealed = last
+        self.all.append(Record(n, event, source, events))
+        assert all(woken == [n] for _, woken in self.readers)
+
+    @precondition(lambda self: self.sealed)
+    @rule()
+    def nothing_follows_the_seal(self) -> None:
+        with pytest.raises(RuntimeError, match="sealed"):
+            self.log.append("too late")
+        with pytest.raises(RuntimeError, match="sealed"):
+            self.log.seal("too late")
+
+    @rule(data=st.data())
+    def attach(self, data: st.DataObject) -> None:
+        after = data.draw(st.integers(self.trimmed, len(self.all)))
+        woken: list[int] = []
+        self.readers.append((self.log.attach(lambda: woken.append(self.log.head), after), woken))
+        self.places.append(after)
+        self.moved()
+
+    @rule(beyond=st.integers(1, 3))
+    def attach_out_of_range(self, beyond: int) -> None:
+        for after in (self.trimmed - beyond, len(self.all) + beyond):
+            with pytest.raises(ValueError, match=f"n {after} is not held"):
+                self.log.attach(lambda: None, after)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.readers) - 1))
+        n = data.draw(st.integers(self.places[index], len(self.all)))
+        self.readers[index][0].ack(n)
+        self.places[index] = n
+        self.moved()
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def ack_out_of_range(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.readers) - 1))
+        for n in (self.places[index] - 1, len(self.all) + 1):
+            with pytest.raises(ValueError, match=f"ack of {n}"):
+                self.readers[index][0].ack(n)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def detach(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.readers) - 1))
+        cursor, _ = self.readers.pop(index)
+        del self.places[index]
+        cursor.detach()
+        self.moved()
+        cursor.detach()  # repeatable
+
+    @invariant()
+    def numbers_have_no_gap(self) -> None:
+        assert self.log.head == len(self.all)
+        assert [record.n for record in self.all] == list(range(1, len(self.all) + 1))
+        assert self.log.sealed is self.sealed
+
+    @invariant()
+    def every_reader_sees_exactly_what_it_lacks(self) -> None:
+        for (cursor, _), place in zip(self.readers, self.places, strict=True):
+            assert cursor.n == place
+            assert cursor.peek() == self.all[place:]
+            assert cursor.at_end is (self.sealed and place == len(self.all))
+
+    @invariant()
+    def credit_comes_once_a_record_in_order_and_at_the_fastest_pace(self) -> None:
+        assert self.credited == self.all[: self.accepted]
+        assert self.log.accepted == self.accepted
+
+    @invariant()
+    def what_every_attached_reader_has_is_dropped_and_nothing_else(self) -> None:
+        assert self.log.statistics().held == len(self.all) - self.trimmed
+        assert self.log.statistics().readers == len(self.readers)
+
+
+TestReplay = ReplayMachine.TestCase
+TestReplay.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_without_a_reader_nothing_is_accepted() -> None:
+    credited: list[Record[str]] = []
+    log: ReplayLog[str] = ReplayLog(credited.append)
+    for event in "abc":
+        log.append(event, source=0, events=1)
+    cursor = log.attach(lambda: None)
+    cursor.detach()
+    assert credited == []
+    assert log.attach(lambda: None).peek() == [Record(n, e, 0, 1) for n, e in enumerate("abc", 1)]
+
+
+def test_a_reader_that_attaches_ahead_paces_at_once() -> None:
+    """Otherwise it would wait for an engine that waits for credit, which only its own next ack could give."""
+    credited: list[Record[str]] = []
+    log: ReplayLog[str] = ReplayLog(credited.append)
+    slow = log.attach(lambda: None)
+    for event in "abc":
+        log.append(event, source=0, events=1)
+    log.attach(lambda: None, after=3)
+    assert [record.event for record in credited] == ["a", "b", "c"]
+    assert len(slow.peek()) == 3
+
+
+def test_a_reader_that_takes_the_seal_inline_is_at_its_end() -> None:
+    ends: list[bool] = []
+    log: ReplayLog[str] = ReplayLog(lambda record: None)
+
+    def take() -> None:
+        cursor.ack(log.head)
+        ends.append(cursor.at_end)
+
+    cursor = log.attach(take)
+    log.append("a")
+    log.seal("end")
+    assert ends == [False, True]
+
+
+def test_a_reader_that_leaves_inside_its_wake_takes_nobodys_turn() -> None:
+    log: ReplayLog[str] = ReplayLog(lambda record: None)
+    woken: list[str] = []
+    first = log.attach(lambda: first.detach())
+    log.attach(lambda: woken.append("second"))
+    log.append("a")
+    assert woken == ["second"]
+
+
+def test_credit_given_inline_may_append_at_once() -> None:
+    """An engine without a loop of its own may go on inside the credit that an ack gives."""
+    order: list[int] = []
+    log: ReplayLog[str] = ReplayLog(lambda record: more(record))
+
+    def more(record: Record[str]) -> None:
+        order.append(record.n)
+        if record.n < 5:
+            log.append("next", 0, 1)
+
+    cursor = log.attach(lambda: cursor.ack(log.head))
+    log.append("first", 0, 1)
+    assert order == [1, 2, 3, 4, 5]
+    assert cursor.peek() == []
+
+
+def test_a_reader_that_has_left_reads_on_only_while_its_records_are_there() -> None:
+    log: ReplayLog[str] = ReplayLog(lambda record: None)
+    left, other = log.attach(lambda: None), log.attach(lambda: None)
+    left.detach()
+    log.append("a")
+    assert [record.event for record in left.peek()] == ["a"]
+    other.ack(1)
+    with pytest.raises(RuntimeError, match="the reader at 0 has left"):
+        left.peek()
