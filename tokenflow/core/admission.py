@@ -1,0 +1,83 @@
+"""Who gets slots, and when: first come, first served, and a request takes all its slots at once or waits.
+
+Strict order means that a request for many slots is never overtaken for ever by requests for one. `max_waiting` places
+bound how many may wait; who finds none is refused at once, which costs nothing and tells the client when to come back.
+
+Pure: readiness is a callback.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from tokenflow.errors import InvalidRequest, QueueFull
+
+
+class Admission:
+    """The slots of one engine and the places to wait for them."""
+
+    def __init__(self, slots: int, max_waiting: int) -> None:
+        self.slots = slots
+        self.max_waiting = max_waiting
+        self.free = slots
+        self._queue: deque[Ticket] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Tickets that hold no slot yet."""
+        return len(self._queue)
+
+    def enter(self, n: int, on_ready: Callable[[], None]) -> Ticket:
+        """Take `n` slots, or a place to wait for them; `on_ready` is called once they are held, maybe at once.
+
+        Raises:
+            InvalidRequest: there will never be `n` slots.
+            QueueFull: every place is taken.
+        """
+        if n > self.slots:
+            raise InvalidRequest(f"n asks for {n} sequences at once; this model has {self.slots} slots.", param="n")
+        ticket = Ticket(self, n, on_ready)
+        if not self._queue and n <= self.free:
+            self._grant(ticket)
+        elif len(self._queue) < self.max_waiting:
+            self._queue.append(ticket)
+        else:
+            raise QueueFull(
+                f"All {self.slots} slots and all {self.max_waiting} places to wait are taken. Try again later.",
+                retry_after_s=1.0,
+            )
+        return ticket
+
+    def _grant(self, ticket: Ticket) -> None:
+        self.free -= ticket.n
+        ticket.held = True
+        ticket._on_ready()
+
+    def _leave(self, ticket: Ticket) -> None:
+        if ticket.held:
+            self.free += ticket.n
+            ticket.held = False
+        else:
+            self._queue.remove(ticket)
+        while self._queue and self._queue[0].n <= self.free:
+            self._grant(self._queue.popleft())
+
+
+class Ticket:
+    """One request's claim: a place in the queue, then `n` slots."""
+
+    __slots__ = ("_admission", "_gone", "_on_ready", "held", "n")
+
+    def __init__(self, admission: Admission, n: int, on_ready: Callable[[], None]) -> None:
+        self._admission = admission
+        self._on_ready = on_ready
+        self._gone = False
+        self.n = n
+        self.held = False
+
+    def leave(self) -> None:
+        """Give back the slots, or the place. Repeatable."""
+        if not self._gone:
+            self._gone = True
+            self._admission._leave(self)

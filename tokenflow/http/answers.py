@@ -1,0 +1,36 @@
+"""Plain answers: a JSON body, or an error in the one envelope."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from quart import Response
+from werkzeug.exceptions import HTTPException
+
+from tokenflow.dialects import errors
+from tokenflow.errors import TokenflowError
+
+
+def answer(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """`body` as JSON."""
+    data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    response = Response(data, status=status, content_type="application/json")
+    response.headers.update(headers or {})
+    return response
+
+
+def refusal(error: TokenflowError) -> Response:
+    """`error` with its status."""
+    return answer(errors.envelope(error), status=errors.status(error), headers=errors.headers(error))
+
+
+def http_refusal(error: HTTPException) -> Response:
+    """What HTTP itself refuses (no such route, wrong method, body too large or too slow), in the same envelope."""
+    code = error.code or 500
+    ours = TokenflowError(error.description or error.name, code=error.name.lower().replace(" ", "_"))
+    body = errors.envelope(ours)
+    if code < 500:
+        body["error"]["type"] = "invalid_request_error"
+    allow = {name: value for name, value in error.get_headers() if name == "Allow"}
+    return answer(body, status=code, headers=allow)

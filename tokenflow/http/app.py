@@ -1,0 +1,47 @@
+"""The application: Quart-Trio with the routes, who may use them, and one envelope for everything that goes wrong."""
+
+from __future__ import annotations
+
+import logging
+
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from tokenflow.errors import TokenflowError
+from tokenflow.http.answers import http_refusal, refusal
+from tokenflow.http.auth import authenticate
+from tokenflow.http.connection import Connection
+from tokenflow.http.routes import generation, models, probes, tokens
+from tokenflow.service.service import Service
+
+log = logging.getLogger("tokenflow.http")
+
+
+def create_app(service: Service) -> QuartTrio:
+    """Build the application around a service, which is open by the time of the first request."""
+    app = QuartTrio("tokenflow", static_folder=None)
+    app.asgi_http_class = Connection
+    config = service.config.server
+    app.config.update(
+        MAX_CONTENT_LENGTH=config.max_body_bytes,
+        BODY_TIMEOUT=config.body_timeout_s,
+        RESPONSE_TIMEOUT=None,  # a stream may last: the service has deadlines of its own
+    )
+
+    async def who() -> None:
+        authenticate(request, service.config.auth)
+
+    app.before_request(who)
+    app.register_error_handler(TokenflowError, refusal)
+    app.register_error_handler(HTTPException, http_refusal)
+    app.register_error_handler(Exception, _fault)
+    for routes in (generation, models, tokens, probes):
+        routes.register(app, service)
+    return app
+
+
+def _fault(error: Exception) -> Response:
+    """A fault of ours: the log has all of it, the client a word."""
+    log.error("%s %s failed", request.method, request.path, exc_info=error)
+    return refusal(TokenflowError("The server failed on this request; its log says why."))

@@ -1,0 +1,1 @@
+"""Routes, a file a family; each `register`s its own."""

@@ -1,0 +1,30 @@
+"""For machines that watch: `GET /health/live`, `GET /health/ready`, `GET /metrics`."""
+
+from __future__ import annotations
+
+from quart import Response
+from quart_trio import QuartTrio
+
+from tokenflow.errors import NotFound
+from tokenflow.http.answers import answer
+from tokenflow.service.service import Service
+
+
+def register(app: QuartTrio, service: Service) -> None:
+    @app.get("/health/live")
+    async def live() -> Response:
+        return answer({"status": "ok"})
+
+    @app.get("/health/ready")
+    async def ready() -> Response:
+        why = await service.not_ready()
+        if why is None:
+            return answer({"status": "ok"})
+        return answer({"status": "unavailable", "reason": why}, status=503, headers={"Retry-After": "1"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        if service.feeds.metrics is None:
+            raise NotFound("No metrics sink is configured; add [sinks.prometheus] to the configuration.")
+        page = service.feeds.metrics.expose(await service.gauges())
+        return Response(page.body, content_type=page.content_type)

@@ -1,0 +1,118 @@
+"""A whole server in one call: the port, the service, the transport, the signals.
+
+The port is taken first, so that a busy one is known before a model is loaded. SIGTERM and SIGINT drain; a second one
+ends at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import trio
+from hypercorn.config import Config as HypercornConfig
+
+from tokenflow.config.model import Config, ServerConfig
+from tokenflow.engines.host import EngineHost
+from tokenflow.engines.registry import Registry
+from tokenflow.errors import StartupError
+from tokenflow.http.app import create_app
+from tokenflow.http.transport.serve import bind, serve
+from tokenflow.service.feeds import Feeds
+from tokenflow.service.nested import alongside
+from tokenflow.service.service import Service
+
+log = logging.getLogger("tokenflow.http")
+
+LAST_WORDS_S = 0.25
+"""After the drain's end, for the error event to reach its reader before the socket is closed."""
+KEEP_ALIVE_S = 75.0
+"""Idle connections live longer than the 60 s for which proxies and pooled clients keep theirs (RFC 9112, 9.5)."""
+
+
+async def run(config: Config, registry: Registry, *, on_ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until a signal says otherwise.
+
+    Args:
+        on_ready: called with the server's URL once it answers.
+
+    Raises:
+        StartupError: the port, a sink or an engine could not be had.
+    """
+    listener = _bind(config)
+    service = create_service(config, registry)
+    with listener, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            ready, stop = trio.Event(), trio.Event()
+            nursery.start_soon(_heed, signals, ready, stop, nursery.cancel_scope)
+
+            def answers(url: str) -> None:
+                ready.set()
+                on_ready(url)
+
+            async with alongside(service.run):
+                await _serve(service, listener, stop, answers)
+            nursery.cancel_scope.cancel()
+
+
+def create_service(config: Config, registry: Registry) -> Service:
+    """The service that `config` describes, not yet open."""
+    hosts = {id: EngineHost(id, registry.engine(model.engine), model.options) for id, model in config.models.items()}
+    return Service(config, hosts, Feeds({name: (registry.sink(name), sink) for name, sink in config.sinks.items()}))
+
+
+async def _serve(service: Service, listener: socket.socket, stop: trio.Event, on_ready: Callable[[str], None]) -> None:
+    settings = service.config.server
+    async with trio.open_nursery() as nursery:
+
+        async def start(task_status: trio.TaskStatus[list[str]]) -> None:
+            await serve(
+                create_app(service),
+                _hypercorn(settings),
+                listeners=[listener],
+                shutdown_trigger=stop.wait,
+                on_drain=lambda: nursery.start_soon(service.drain),
+                drain_s=settings.drain_s + LAST_WORDS_S,
+                stall_s=service.config.stream.stall_s,
+                task_status=task_status,
+            )
+            nursery.cancel_scope.cancel()
+
+        [url] = await nursery.start(start)
+        on_ready(url)
+
+
+async def _heed(signals: AsyncIterator[int], ready: trio.Event, stop: trio.Event, scope: trio.CancelScope) -> None:
+    """The first signal drains; a second one, or one while the models still load, ends at once."""
+    async for number in signals:
+        name = signal.Signals(number).name
+        if stop.is_set() or not ready.is_set():
+            log.warning("%s: ending at once", name)
+            scope.cancel()
+        else:
+            log.info("%s: draining", name)
+            stop.set()
+
+
+def _bind(config: Config) -> socket.socket:
+    host, port = config.server.host, config.server.port
+    try:
+        return bind(host, port, stall_s=config.stream.stall_s)
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            raise StartupError(
+                f"{host}:{port} is in use. Stop what listens there, or choose another port with --port."
+            ) from exc
+        raise StartupError(f"Cannot listen on {host}:{port}: {exc.strerror or exc}.") from exc
+
+
+def _hypercorn(settings: ServerConfig) -> HypercornConfig:
+    config = HypercornConfig()
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = logging.getLogger("tokenflow.http")
+    return config

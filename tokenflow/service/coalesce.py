@@ -1,0 +1,46 @@
+"""Gathering tokens for at most `coalesce_ms` into one record, before it gets its number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from tokenflow.core.types import Delta
+
+
+class Coalescer:
+    """Merges deltas of each sequence and hands them on when their time is up, oldest sequence first.
+
+    Args:
+        append: takes (source, delta, how many events are in it).
+        span_s: how long a delta may wait for others.
+    """
+
+    def __init__(self, append: Callable[[int, Delta, int], None], span_s: float) -> None:
+        self._append = append
+        self._span_s = span_s
+        self._held: dict[int, tuple[Delta, int]] = {}
+        self._first = trio.Event()
+
+    def add(self, source: int, delta: Delta, events: int) -> None:
+        if source in self._held:
+            old, count = self._held[source]
+            delta = Delta(old.text + delta.text, old.tokens + delta.tokens, old.logprobs + delta.logprobs)
+            events += count
+        self._held[source] = (delta, events)
+        self._first.set()
+
+    def flush(self) -> None:
+        """Hand on what is held."""
+        held, self._held = self._held, {}
+        self._first = trio.Event()
+        for source, (delta, events) in held.items():
+            self._append(source, delta, events)
+
+    async def run(self) -> None:
+        """Flush in time, until cancelled."""
+        while True:
+            await self._first.wait()
+            await trio.sleep(self._span_s)
+            self.flush()

@@ -1,0 +1,155 @@
+"""From what a client asks for to what an engine is asked for: everything that can be refused is refused here.
+
+`plan` finds no fault twice: form is the dialects' affair; here a request meets the model and the configured limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+
+from tokenflow.api import Engine, EngineInfo, Sampling, SequenceRequest
+from tokenflow.chat.template import ChatTemplate
+from tokenflow.config.model import LimitsConfig, StreamConfig, TimeoutsConfig
+from tokenflow.core.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt, Timeouts, TokenPrompt
+from tokenflow.errors import ContextLengthExceeded, InvalidRequest
+from tokenflow.service.stream import StreamSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A request that has been found good: what to run, and how."""
+
+    model: str
+    sequences: tuple[SequenceRequest, ...]
+    settings: StreamSettings
+
+
+class Planner:
+    """Judges requests for one model.
+
+    Args:
+        info: what the engine can do.
+        template: its chat template; None where it has none.
+    """
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        template: ChatTemplate | None,
+        limits: LimitsConfig,
+        timeouts: TimeoutsConfig,
+        stream: StreamConfig,
+    ) -> None:
+        self._info = info
+        self._template = template
+        self._limits = limits
+        self._timeouts = timeouts
+        self._stream = stream
+
+    async def plan(self, request: GenerationRequest, engine: Engine, id: str) -> Plan:
+        """The sequences and settings for `request`.
+
+        Raises:
+            InvalidRequest: with the field's name in `param`.
+        """
+        self._check_limits(request)
+        self._check_capabilities(request)
+        settings = self._settings(request)
+        sequences: list[SequenceRequest] = []
+        for prompt in request.prompts:
+            tokens = await self.tokenize(prompt, engine)
+            max_tokens = self._max_tokens(len(tokens), request, isinstance(prompt, ChatPrompt))
+            sequences += [
+                SequenceRequest(
+                    prompt=tokens,
+                    max_tokens=max_tokens,
+                    sampling=_for_choice(request.sampling, j),
+                    stop=request.stop,
+                    logprobs=request.logprobs,
+                    ignore_eos=request.ignore_eos,
+                    id=id,
+                    index=len(sequences) + j,
+                )
+                for j in range(request.n)
+            ]
+        return Plan(model=request.model, sequences=tuple(sequences), settings=settings)
+
+    async def tokenize(self, prompt: Prompt, engine: Engine) -> tuple[int, ...]:
+        """The prompt as token ids: a template's control tokens are tokens, a user's text never is one."""
+        match prompt:
+            case TokenPrompt(tokens=tokens):
+                return tokens
+            case TextPrompt(text=text):
+                return tuple(await engine.tokenize(text))
+            case ChatPrompt(messages=messages):
+                if self._template is None:
+                    raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
+                tokens_so_far: list[int] = []
+                for text, special in self._template.render(messages, now=datetime.now(UTC).astimezone()):
+                    tokens_so_far += await engine.tokenize(text, special=special)
+                return tuple(tokens_so_far)
+
+    def _check_limits(self, request: GenerationRequest) -> None:
+        limits = self._limits
+        choices = len(request.prompts) * request.n
+        most = min(limits.max_n, self._info.slots)
+        _at_most(choices, most, "n", "choices at once")
+        _at_most(len(request.stop), limits.max_stop, "stop", "stop strings")
+        _at_most(max(map(len, request.stop), default=0), limits.max_stop_chars, "stop", "characters in a stop string")
+        _at_most(len(request.sampling.logit_bias or ()), limits.max_logit_bias, "logit_bias", "entries")
+        if request.logprobs is not None:
+            most = min(limits.max_top_logprobs, self._info.max_logprobs)
+            _at_most(request.logprobs, most, "top_logprobs", "alternatives")
+
+    def _check_capabilities(self, request: GenerationRequest) -> None:
+        can = self._info.capabilities
+        asked = [f.name for f in fields(Sampling) if getattr(request.sampling, f.name) is not None]
+        asked += ["logprobs"] if request.logprobs is not None else []
+        asked += ["ignore_eos"] if request.ignore_eos else []
+        asked += ["stop"] if request.stop else []
+        for name in asked:
+            if name not in can:
+                raise InvalidRequest(
+                    f"This model's engine cannot do {name}. It can do: {', '.join(sorted(can))}.",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+
+    def _max_tokens(self, prompt: int, request: GenerationRequest, chat: bool) -> int:
+        param = "messages" if chat else "prompt"
+        if prompt == 0:
+            raise InvalidRequest("The prompt is empty.", param=param)
+        limit = self._info.context_length
+        if prompt >= limit:
+            error = ContextLengthExceeded(limit=limit, prompt=prompt, requested=request.max_tokens)
+            error.param = param
+            raise error
+        if self._limits.max_prompt_tokens is not None:
+            _at_most(prompt, self._limits.max_prompt_tokens, param, "prompt tokens")
+        asked = [n for n in (request.max_tokens, self._limits.max_tokens) if n is not None]
+        return min([limit - prompt, *asked])
+
+    def _settings(self, request: GenerationRequest) -> StreamSettings:
+        seconds = {}
+        for name in ("queue", "prefill", "idle", "total"):
+            most = getattr(self._timeouts, f"{name}_timeout_max_s")
+            value = request.timeouts.get(f"{name}_s", getattr(self._timeouts, f"{name}_timeout_s"))
+            _at_most(value, most, f"timeouts.{name}_timeout_s", "seconds")
+            seconds[f"{name}_s"] = value
+        coalesce_ms = self._stream.coalesce_ms if request.coalesce_ms is None else request.coalesce_ms
+        _at_most(coalesce_ms, self._stream.coalesce_max_ms, "coalesce_ms", "milliseconds")
+        return StreamSettings(timeouts=Timeouts(**seconds), window=self._stream.window, coalesce_s=coalesce_ms / 1000)
+
+
+def _at_most(value: float, most: float, param: str, what: str) -> None:
+    if value > most:
+        raise InvalidRequest(f"{param}: {value:g} {what} asked for; at most {most:g} here.", param=param)
+
+
+def _for_choice(sampling: Sampling, j: int) -> Sampling:
+    """Choice j's own sampling: a seed moves on by j, or n choices would be one text n times."""
+    if sampling.seed is None or j == 0:
+        return sampling
+    changed = {f.name: getattr(sampling, f.name) for f in fields(Sampling)}
+    return Sampling(**changed | {"seed": sampling.seed + j})

@@ -1,0 +1,184 @@
+"""The service: owns every engine host, waiting room, stream and sink, in nested nurseries.
+
+sinks  (outermost: told of every end)
+  engines
+    streams  (innermost: cancelled first, and their slots are free before an engine closes)
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+
+import trio
+
+from tokenflow.api import Engine, Gauges, ModelGauges
+from tokenflow.chat.template import ChatTemplate
+from tokenflow.config.model import Config
+from tokenflow.core.admission import Admission
+from tokenflow.core.types import GenerationRequest
+from tokenflow.engines.host import EngineHost
+from tokenflow.errors import Draining, EngineClosed, InvalidRequest, ModelNotFound
+from tokenflow.service.account import StreamIdentity
+from tokenflow.service.feeds import Feeds
+from tokenflow.service.nested import alongside
+from tokenflow.service.plan import Planner
+from tokenflow.service.stream import Stream, StreamReader
+
+log = logging.getLogger("tokenflow.service")
+
+
+class Model:
+    """One `[models.<id>]`: its engine's host, its waiting room, and what judges requests for it."""
+
+    def __init__(self, host: EngineHost, config: Config) -> None:
+        self.id = host.id
+        self.host = host
+        self._config = config
+        self.admission = Admission(0, config.limits.max_waiting)
+
+    def opened(self) -> None:
+        """Its engine is open for the first time: take over what it says of itself."""
+        info = self.host.info
+        self.admission.slots = self.admission.free = info.slots
+        template = (
+            ChatTemplate(info.chat_template, info.bos_token, info.eos_token, info.special_tokens)
+            if info.chat_template is not None
+            else None
+        )
+        config = self._config
+        self.planner = Planner(info, template, config.limits, config.timeouts, config.stream)
+
+    @property
+    def engine(self) -> Engine:
+        return self.host.engine
+
+
+class Service:
+    """Everything between a dialect and an engine.
+
+    Args:
+        config: the deployment.
+        hosts: one per model, in the order of the configuration; the first is the default.
+        feeds: the sinks.
+    """
+
+    def __init__(self, config: Config, hosts: Mapping[str, EngineHost], feeds: Feeds) -> None:
+        self.config = config
+        self.feeds = feeds
+        self.models = {id: Model(host, config) for id, host in hosts.items()}
+        self.draining = False
+        self._streams: dict[str, Stream] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Open everything, serve until cancelled, close everything.
+
+        Raises:
+            StartupError: a sink or an engine does not open.
+        """
+        async with alongside(self.feeds.run), alongside(*(model.host.run for model in self.models.values())):
+            for model in self.models.values():
+                model.opened()
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                await trio.sleep_forever()
+
+    def model(self, id: str) -> Model:
+        """The model with that id; "" is the default. ModelNotFound otherwise."""
+        if id in self.models:
+            return self.models[id]
+        if id == "":
+            return next(iter(self.models.values()))
+        raise ModelNotFound(
+            f"The model {id[:200]!r} does not exist. Served here: {', '.join(self.models)}.", param="model"
+        )
+
+    async def open(self, request: GenerationRequest, *, key: str, route: str) -> tuple[Stream, StreamReader]:
+        """Judge `request`, find it a place, and start its stream with one reader from the beginning.
+
+        Raises:
+            InvalidRequest, ModelNotFound, QueueFull, Draining, EngineClosed: and then nothing has happened.
+        """
+        self._refuse_if_draining()
+        model = self.model(request.model)
+        id = f"{self.config.server.name}-{secrets.token_hex(16)}"
+        try:
+            plan = await model.planner.plan(request, model.engine, id)
+        except ValueError as exc:  # an engine's tokenizer refused
+            raise InvalidRequest(str(exc), param="prompt") from exc
+        self._refuse_if_draining()
+        if self._nursery is None:
+            raise EngineClosed("The server is not open.")
+        identity = StreamIdentity(
+            id=id, model=model.id, engine=model.host.plugin.name, key=key, route=route, stream=request.stream
+        )
+        stream = Stream(identity, model.host, plan.sequences, model.admission, plan.settings, self.feeds.emit)
+        reader = stream.attach()
+        self._streams[id] = stream
+        self._nursery.start_soon(self._run, stream)
+        return stream, reader
+
+    async def _run(self, stream: Stream) -> None:
+        try:
+            await stream.run()
+        finally:
+            del self._streams[stream.identity.id]
+
+    # --- going down -------------------------------------------------------------------------------------------------
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise Draining("The server is shutting down.", retry_after_s=1.0)
+
+    async def drain(self) -> None:
+        """Admit nothing more; let live streams go on for `drain_s`, then end them with an error: come back."""
+        self.draining = True
+        await trio.sleep(self.config.server.drain_s)
+        self.end_streams()
+
+    def end_streams(self) -> None:
+        """End every live stream with `draining`."""
+        for stream in list(self._streams.values()):
+            stream.cancel("server", Draining("The server is shutting down.", retry_after_s=1.0))
+
+    # --- for probes and pages ---------------------------------------------------------------------------------------
+
+    @property
+    def live_streams(self) -> int:
+        """Streams that have not written their usage record yet."""
+        return len(self._streams)
+
+    async def not_ready(self) -> str | None:
+        """Why new work would be refused or stand still; None: all is well."""
+        if self.draining:
+            return "draining"
+        for model in self.models.values():
+            if not await model.host.ready():
+                return f"the engine of model {model.id!r} is not ready"
+        return None
+
+    async def gauges(self) -> Gauges:
+        return Gauges(
+            models=tuple([await self._gauges(model) for model in self.models.values()]),
+            sink_events_dropped=self.feeds.dropped,
+        )
+
+    async def _gauges(self, model: Model) -> ModelGauges:
+        stats = await model.host.stats()
+        mine = [s for s in self._streams.values() if s.identity.model == model.id]
+        return ModelGauges(
+            model=model.id,
+            ready=await model.host.ready(),
+            active=sum(s.holds_slots for s in mine),
+            waiting=model.admission.waiting,
+            slots=stats.slots,
+            slots_used=stats.slots_used,
+            paused=stats.paused,
+            generated_tokens=stats.generated_tokens,
+            prompt_tokens=stats.prompt_tokens,
+            kv_tokens_used=stats.kv_tokens_used,
+            kv_tokens_capacity=stats.kv_tokens_capacity,
+            kv_tokens_evicted=stats.kv_tokens_evicted,
+        )

@@ -1,0 +1,287 @@
+"""A stream: one request's generation, from its admission to its last record, under one cancel scope.
+
+    admitted -> [waiting room] -> slots -> generate x n -> sealed log -> readers gone -> usage record
+
+The stream runs in the service's nursery, not in the handler's: whoever reads may leave at any moment, before the first
+byte too, and the stream decides what that means. The scope's deadline moves with the phase (`core.deadlines`). The
+log alone numbers; readers are cursors on it; the engine's credit is the window ahead of the fastest reader.
+
+Events arrive outside the stream's own task (the step loop hands them out), so what runs on them never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from tokenflow.api import Delta, Event, Finished, FinishReason, Send, SequenceRequest, Started
+from tokenflow.core.admission import Admission
+from tokenflow.core.deadlines import Deadline
+from tokenflow.core.replay import Record, ReplayLog
+from tokenflow.core.states import Phase
+from tokenflow.core.types import Timeouts
+from tokenflow.engines.host import EngineHost
+from tokenflow.errors import (
+    Draining,
+    EngineError,
+    EngineStuck,
+    IdleTimeout,
+    PrefillTimeout,
+    QueueTimeout,
+    TokenflowError,
+    TotalTimeout,
+)
+from tokenflow.service.account import Account, By, Emit, Outcome, StreamIdentity
+from tokenflow.service.coalesce import Coalescer
+from tokenflow.service.records import Ended, Failed, StreamEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """How this stream is run: the configuration with the request's own wishes in it."""
+
+    timeouts: Timeouts
+    window: int
+    """Records that the engine may be ahead of the fastest reader, over all choices."""
+    coalesce_s: float
+
+
+class Stream:
+    """One generation and its log.
+
+    Args:
+        identity: who and what.
+        host: where its engine is.
+        sequences: one per choice.
+        admission: where its slots come from.
+        settings: deadlines, window, coalescing.
+        emit: takes the records of its life, for the sinks.
+
+    Raises:
+        QueueFull: there is no place to wait. Nothing has happened then.
+    """
+
+    def __init__(
+        self,
+        identity: StreamIdentity,
+        host: EngineHost,
+        sequences: tuple[SequenceRequest, ...],
+        admission: Admission,
+        settings: StreamSettings,
+        emit: Emit,
+    ) -> None:
+        self.identity = identity
+        self._host = host
+        self._sequences = sequences
+        self._slots_held = trio.Event()
+        self._ticket = admission.enter(len(sequences), self._slots_held.set)
+        now = trio.current_time()
+        self._account = Account(identity, len(sequences), now, emit)
+        self._deadline = Deadline(settings.timeouts, now)
+        self._scope = trio.CancelScope(deadline=self._deadline.at)
+        self._log: ReplayLog[StreamEvent] = ReplayLog(self._accept)
+        share = max(1, settings.window // len(sequences))
+        self._sends = [Send(partial(self._on_event, i), window=share) for i in range(len(sequences))]
+        self._coalescer = Coalescer(self._append, settings.coalesce_s) if settings.coalesce_s else None
+        self._readers: set[StreamReader] = set()
+        self._unread = trio.Event()  # set once the last reader has gone
+        self._reasons: list[FinishReason | None] = [None] * len(sequences)
+        self._untold = [0] * len(sequences)  # tokens whose text is held: they count with the next delta
+        self._cancel: Outcome | None = None
+        self._cancel_error: TokenflowError | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return self._deadline.phase
+
+    @property
+    def holds_slots(self) -> bool:
+        return self._ticket.held
+
+    # --- readers ----------------------------------------------------------------------------------------------------
+
+    def attach(self) -> StreamReader:
+        """A reader from the beginning. It must be closed; when the last one leaves, the stream is cancelled."""
+        reader = StreamReader(self, self._log)
+        self._readers.add(reader)
+        return reader
+
+    def left(self, reader: StreamReader) -> None:
+        """`reader` has gone."""
+        self._readers.discard(reader)
+        if not self._readers:
+            self._unread.set()
+            self.cancel("client")
+
+    def cancel(self, by: By, error: TokenflowError | None = None) -> None:
+        """End it now. `error` is what its readers get; without one, finish_reason `cancelled`. Repeatable."""
+        if self._cancel is not None or self._scope.cancel_called or self.phase is Phase.DONE:
+            return
+        if error is not None:
+            self._cancel = Outcome("error", by, error.code)
+        else:
+            self._cancel = Outcome("disconnected" if by == "client" else "cancelled", by)
+        self._cancel_error = error
+        self._account.cancelled(trio.current_time())
+        self._scope.cancel()
+
+    # --- the stream's task ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """From the waiting room to the usage record. Raises nothing but Cancelled, and then all is written too."""
+        failure: Exception | None = Draining("The server has shut down.", retry_after_s=1.0)  # unless it gets further
+        try:
+            with self._scope:
+                await self._generate()
+            failure = None
+        except Exception as exc:
+            failure = exc
+        finally:
+            released_at = trio.current_time()
+            self._ticket.leave()
+            outcome, end = self._end(failure)
+            phase = self._deadline.done()
+            self._log.seal(end)
+            try:
+                await self._unread.wait()  # the tail may still be being read; the transport bounds how slowly
+            finally:
+                dropped = sum(send.dropped for send in self._sends)
+                self._account.close(outcome, phase, released_at, dropped)
+
+    async def _generate(self) -> None:
+        await self._slots_held.wait()
+        engine = self._host.engine
+        if len(self._sequences) == 1 and self._coalescer is None:
+            await engine.generate(self._sequences[0], self._sends[0])
+            return
+        async with trio.open_nursery() as nursery:
+            if self._coalescer is not None:
+                nursery.start_soon(self._coalescer.run)
+            async with trio.open_nursery() as generations:
+                for request, send in zip(self._sequences, self._sends, strict=True):
+                    generations.start_soon(engine.generate, request, send)
+            nursery.cancel_scope.cancel()
+
+    def _end(self, failure: Exception | None) -> tuple[Outcome, StreamEvent]:
+        """How it ended, and the record that says so."""
+        if self._coalescer is not None:
+            self._coalescer.flush()
+        reasons = tuple(reason or "cancelled" for reason in self._reasons)
+        ended = Ended(reasons, self._account.usage, sum(self._untold))
+        if None not in self._reasons:
+            return Outcome(reasons[0], "engine"), ended
+        if failure is not None:
+            error = _as_ours(failure)
+            if isinstance(error, EngineStuck):
+                self._host.fail(error.message)
+            return Outcome("error", "server" if isinstance(error, Draining) else "engine", error.code), Failed(error)
+        if self._cancel is not None:
+            return self._cancel, ended if self._cancel_error is None else Failed(self._cancel_error)
+        if self._scope.cancelled_caught:
+            timeout = self._timeout()
+            return Outcome("error", "server", timeout.code), Failed(timeout)
+        error = EngineError("The engine ended this sequence without a reason.")
+        return Outcome("error", "engine", error.code), Failed(error)
+
+    def _timeout(self) -> TokenflowError:
+        match self._deadline.code:
+            case "queue_timeout":
+                return QueueTimeout("No slot came free in time. Try again later.", retry_after_s=1.0)
+            case "prefill_timeout":
+                return PrefillTimeout("The first token did not come in time.")
+            case "idle_timeout":
+                return IdleTimeout("The engine went silent between tokens.")
+            case _:
+                return TotalTimeout("The stream did not end in time.")
+
+    # --- what the engine sends, and what the readers take -----------------------------------------------------------
+
+    def _on_event(self, index: int, event: Event) -> None:
+        now = trio.current_time()
+        if isinstance(event, Delta):
+            self._on_delta(index, event, now)
+        elif isinstance(event, Started):
+            self._account.slot_taken(event, now)
+            if self.phase is Phase.QUEUE:
+                self._move_deadline(self._deadline.slot_taken, now)
+        elif isinstance(event, Finished):
+            self._reasons[index] = event.reason
+
+    def _on_delta(self, index: int, delta: Delta, now: float) -> None:
+        self._account.token(index, delta, now)
+        if not delta.has_content:
+            self._untold[index] += delta.tokens
+        else:
+            if self._untold[index]:
+                delta = Delta(delta.text, delta.tokens + self._untold[index], delta.logprobs)
+                self._untold[index] = 0
+            add = self._append if self._coalescer is None else self._coalescer.add
+            add(index, delta, 1)
+        self._move_deadline(partial(self._deadline.token, stalled=self._stalled), now)
+
+    def _append(self, index: int, delta: Delta, events: int) -> None:
+        self._log.append(delta, index, events)
+
+    def _accept(self, record: Record[StreamEvent]) -> None:
+        """The fastest reader has `record`: its credit goes back to where it came from."""
+        if record.source >= 0:
+            self._sends[record.source].accept(record.events)
+        if not isinstance(record.event, Failed):
+            self._account.delivered(record.event.tokens)
+        if self._deadline.suspended and not self._stalled:
+            self._move_deadline(partial(self._deadline.stall, stalled=False), trio.current_time())
+
+    @property
+    def _stalled(self) -> bool:
+        """Every sequence that could go on is out of credit: silence is the reader's doing."""
+        return all(send.closed or send.stalled for send in self._sends)
+
+    def _move_deadline(self, change: Callable[[float], None], now: float) -> None:
+        if not self._scope.cancel_called:  # an event beside a deadline that has passed must not rename it
+            change(now)
+            self._scope.deadline = self._deadline.at
+
+
+class StreamReader:
+    """One reader's place in a stream."""
+
+    def __init__(self, stream: Stream, log: ReplayLog[StreamEvent]) -> None:
+        self._stream = stream
+        self._news = trio.Event()
+        self._cursor = log.attach(lambda: self._news.set())
+        self._closed = False
+
+    async def read(self) -> list[Record[StreamEvent]]:
+        """Wait until there is something after the cursor, and return all of it; the same again until `ack`.
+
+        Returns an empty list once the end has been acknowledged.
+        """
+        while not (records := self._cursor.peek()) and not self._cursor.at_end:
+            self._news = trio.Event()
+            await self._news.wait()
+        return records
+
+    def ack(self, n: int) -> None:
+        """Everything up to `n` has been taken by whoever this reads for (over HTTP: by the kernel)."""
+        self._cursor.ack(n)
+
+    def close(self) -> None:
+        """Leave. Repeatable."""
+        if not self._closed:
+            self._closed = True
+            self._cursor.detach()
+            self._stream.left(self)
+
+
+def _as_ours(failure: Exception) -> TokenflowError:
+    """The error behind a failure, as one that a client may be told."""
+    while isinstance(failure, ExceptionGroup):
+        failure = failure.exceptions[0]
+    if isinstance(failure, TokenflowError):
+        return failure
+    error = EngineError(f"The engine failed: {type(failure).__name__}: {failure}")
+    error.__cause__ = failure
+    return error
