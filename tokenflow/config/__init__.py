@@ -1,0 +1,35 @@
+"""The deployment's configuration: TOML, environment and flags to frozen, strict dataclasses, or all that is wrong."""
+
+from tokenflow.config.load import Catalogue, Loaded, load
+from tokenflow.config.model import (
+    AuthConfig,
+    Config,
+    KeyConfig,
+    LimitsConfig,
+    ModelConfig,
+    PluginsConfig,
+    ServerConfig,
+    StreamConfig,
+    TimeoutsConfig,
+)
+from tokenflow.config.raw import Flag
+from tokenflow.config.rules import is_loopback
+from tokenflow.config.show import show
+
+__all__ = [
+    "AuthConfig",
+    "Catalogue",
+    "Config",
+    "Flag",
+    "KeyConfig",
+    "LimitsConfig",
+    "Loaded",
+    "ModelConfig",
+    "PluginsConfig",
+    "ServerConfig",
+    "StreamConfig",
+    "TimeoutsConfig",
+    "is_loopback",
+    "load",
+    "show",
+]

@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
+from pydantic import StringConstraints
+
+from tokenflow.config.words import NAME_PATTERN, SHA256_PATTERN
 
 Seconds = Annotated[float, Gt(0)]
 Count = Annotated[int, Ge(1)]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,7 @@ class ServerConfig:
     """Address to listen on. Anything but loopback needs `[auth] keys`."""
     port: Annotated[int, Ge(0), Le(65535)] = 8000
     """Port to listen on; 0 takes a free one and prints it."""
-    name: str = "tf"
+    name: Name = "tf"
     """The replica's name, the first part of every stream id, so that a proxy can route by it: letters, digits, `_`."""
     drain_s: Annotated[float, Ge(0)] = 20.0
     """On SIGTERM live streams may go on for this long."""
@@ -43,7 +48,7 @@ class KeyConfig:
 
     name: str
     """Who it is, in logs and records."""
-    sha256: str
+    sha256: Sha256
     """Hex SHA-256 of the key: `printf %s "$KEY" | sha256sum`."""
 
 

@@ -1,0 +1,111 @@
+"""One table against its class: an instance, or everything that is wrong with it.
+
+pydantic does the checking, over plain standard-library dataclasses and without touching them. The values go in as
+JSON, because that is where its strict mode means what we mean: a list may become a tuple and a string a `Path`, since
+JSON has no such things, but "8000" is no integer and true is no 1. Three matters it cannot do that way are done here:
+unknown keys (it would need a setting on each class), dates (they would turn into strings), infinities.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUndefinedAnnotation
+
+from tokenflow.config.keys import KeyPath, has
+from tokenflow.config.raw import Raw
+from tokenflow.config.shape import default_of, unknown
+from tokenflow.config.words import Fault, sentence, unknown_key
+from tokenflow.errors import PluginError
+
+T = TypeVar("T")
+
+
+def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T]) -> T | None:
+    """An instance of `cls` from a table that was read. What is wrong is noted in `raw`; then there is none."""
+    faults, instance = _check(value, cls)
+    if _as_text(raw, path, value, faults):
+        faults, instance = _check(value, cls)
+    strange = list(unknown(cls, value))
+    for below, known in strange:
+        raw.problem((*path, *below), unknown_key(str(below[-1]), known))
+    by_key: dict[KeyPath, list[Fault]] = {}
+    for fault in faults:
+        by_key.setdefault((*path, *fault.path), []).append(fault)
+    for key, together in by_key.items():
+        raw.problem(key, sentence(together))
+    return None if strange else instance
+
+
+def adapter(cls: type[T]) -> TypeAdapter[T]:
+    """pydantic's view of a class. Raises PluginError where it cannot make sense of it."""
+    try:
+        return TypeAdapter(cls)
+    except (PydanticUserError, PydanticUndefinedAnnotation, NameError, TypeError) as exc:
+        reason = str(exc).partition("\n")[0]
+        raise PluginError(
+            f"the configuration class {cls.__module__}.{cls.__qualname__} cannot be used: {reason}"
+        ) from exc
+
+
+def _check(value: object, cls: type[T]) -> tuple[list[Fault], T | None]:
+    strange = list(_beyond_json(value, ()))
+    instance = None
+    faults = []
+    try:
+        instance = adapter(cls).validate_json(json.dumps(value, default=lambda _: None), strict=True)
+    except ValidationError as exc:
+        errors: list[Any] = exc.errors(include_url=False)
+        noted = [fault.path for fault in strange]
+        faults = [fault for error in errors if (fault := _fault(error, value, cls)).path not in noted]
+    return strange + faults, None if strange else instance
+
+
+def _fault(error: Mapping[str, Any], value: object, cls: type) -> Fault:
+    path = _key_path(error, value)
+    return Fault(path, error["type"], error["input"], default_of(cls, path), error.get("ctx", {}), error["msg"])
+
+
+def _key_path(error: Mapping[str, Any], value: Any) -> KeyPath:
+    """pydantic's location without the steps that name a side of a union and so are no keys."""
+    path: KeyPath = ()
+    for step in error["loc"]:
+        if has(value, step):
+            value = value[step]
+        elif error["type"] != "missing" or step != error["loc"][-1]:
+            continue
+        path = (*path, step)
+    return path
+
+
+def _as_text(raw: Raw, path: KeyPath, value: object, faults: list[Fault]) -> bool:
+    """Put back the text of variables that read like numbers where a string is wanted: TOKENFLOW_SERVER__NAME=7."""
+    mended = False
+    for fault in faults:
+        text = raw.texts.get((*path, *fault.path))
+        if text is None or fault.kind not in ("string_type", "date_or_time") or not fault.path:
+            continue
+        table: Any = value
+        for step in fault.path[:-1]:
+            table = table[step]
+        mended = mended or table[fault.path[-1]] != text
+        table[fault.path[-1]] = text
+    return mended
+
+
+def _beyond_json(value: object, path: KeyPath) -> Iterator[Fault]:
+    kind = ""
+    if isinstance(value, (datetime.date, datetime.time)):
+        kind = "date_or_time"
+    elif isinstance(value, float) and not math.isfinite(value):
+        kind = "finite_number"
+    if kind:
+        yield Fault(path, kind, value, None, {}, "")
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, below in steps:
+        yield from _beyond_json(below, (*path, step))

@@ -1,0 +1,183 @@
+"""Configuration in one call: read what was written, check all of it, say where each value came from.
+
+Flag over environment over file over default. The tables of models and sinks belong to plugins, so their classes are
+asked from a catalogue that is passed in; it may load a plugin the moment its name is asked for, and not before. Every
+check notes its problems and goes on, so that one run shows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Protocol, get_type_hints
+
+from tokenflow.config.check import check_table
+from tokenflow.config.keys import KeyPath, dotted, got, has
+from tokenflow.config.model import Config, ModelConfig, PluginsConfig
+from tokenflow.config.raw import Raw, read
+from tokenflow.config.rules import findings
+from tokenflow.config.words import unknown_key
+from tokenflow.errors import PluginError
+
+SECTIONS: dict[str, type] = {
+    name: hint for name, hint in get_type_hints(Config).items() if isinstance(hint, type) and is_dataclass(hint)
+}
+"""The tables whose keys are ours."""
+
+
+class Catalogue(Protocol):
+    """What is asked about plugins. Each method raises PluginError with a line for people."""
+
+    def load_file(self, path: Path) -> None:
+        """Load a plugin that is a file."""
+
+    def engine_config(self, name: str) -> type:
+        """The configuration class of an engine."""
+        ...
+
+    def sink_config(self, name: str) -> type:
+        """The configuration class of a sink."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A configuration that holds, and how it came about."""
+
+    config: Config
+    provenance: Mapping[str, str]
+    """For every dotted key: `conf/x.toml:4`, `environment TOKENFLOW_SERVER__PORT`, `--port` or `default`."""
+
+
+def load(
+    path: Path | str | None,
+    env: Mapping[str, str],
+    overrides: Mapping[str, object],
+    catalogue: Catalogue,
+) -> Loaded:
+    """Load a configuration.
+
+    Args:
+        path: the TOML file; None: environment and flags alone.
+        env: `TOKENFLOW_<SECTION>__<KEY>` is read from it, as a TOML value or else as text.
+        overrides: by dotted key. Strings are read like those of the environment. `Flag(name, value)` says which flag
+            a value came from; otherwise it is taken to be `--set`.
+        catalogue: knows the plugins; those that the configuration names are asked for, no others.
+
+    Raises:
+        ConfigError: with every problem, one line each.
+    """
+    raw = read(Path(path) if path is not None else None, env, overrides)
+    _check_sections(raw)
+    sections = {name: _section(raw, name, hint) for name, hint in SECTIONS.items()}
+    for key, text in findings({name: section for name, section in sections.items() if section is not None}):
+        raw.problem(key, text)
+    if isinstance(sections["plugins"], PluginsConfig):
+        _load_files(raw, sections["plugins"], catalogue)
+    models = dict(_models(raw, catalogue))
+    sinks = dict(_sinks(raw, catalogue))
+    raw.raise_problems()
+    config = Config(**sections, models=models, sinks=sinks)
+    return Loaded(config=config, provenance={dotted(key): _origin(raw, key) for key, _ in flatten(config)})
+
+
+def flatten(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """All keys of a configuration with their plain values, in order. A model's options count as its own keys."""
+    if is_dataclass(value):
+        for field in fields(value):
+            inner = path if isinstance(value, ModelConfig) and field.name == "options" else (*path, field.name)
+            yield from flatten(getattr(value, field.name), inner)
+    elif isinstance(value, Mapping) and value:
+        for key, below in value.items():
+            yield from flatten(below, (*path, key))
+    elif isinstance(value, tuple) and any(map(is_dataclass, value)):
+        for index, below in enumerate(value):
+            yield from flatten(below, (*path, index))
+    else:
+        yield path, value
+
+
+def _origin(raw: Raw, path: KeyPath) -> str:
+    value: Any = raw.data
+    for step in path:
+        if not has(value, step):
+            return "default"
+        value = value[step]
+    return raw.source(path).text
+
+
+# --- sections -------------------------------------------------------------------------------------------------------
+
+
+def _check_sections(raw: Raw) -> None:
+    known = [field.name for field in fields(Config)]
+    for name in raw.data:
+        if name not in known:
+            raw.problem((name,), unknown_key(name, known))
+
+
+def _section(raw: Raw, name: str, cls: type) -> Any:
+    return check_table(raw, (name,), raw.data.get(name, {}), cls)
+
+
+def _load_files(raw: Raw, plugins: PluginsConfig, catalogue: Catalogue) -> None:
+    for index, name in enumerate(plugins.files):
+        try:
+            catalogue.load_file(raw.folder / name)
+        except PluginError as exc:
+            raw.problem(("plugins", "files", index), exc.message)
+
+
+# --- plugins' tables ------------------------------------------------------------------------------------------------
+
+
+def _models(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, ModelConfig]]:
+    tables = _tables(raw, "models")
+    if not tables and "models" not in raw.data:
+        raw.problem(("models",), 'there is none; add [models.<id>] with engine = "…"')
+    for name, table in tables.items():
+        path = ("models", name)
+        engine = table.get("engine")
+        if engine is None:
+            raw.problem(path, 'engine is missing; add `engine = "…"`')
+        elif not isinstance(engine, str):
+            raw.problem(
+                (*path, "engine"), f"expected a string, got {got(path, engine)}; write the engine's name in quotes"
+            )
+        else:
+            try:
+                options = _plain(table, without="engine")
+                instance = check_table(raw, path, options, catalogue.engine_config(engine))
+            except PluginError as exc:
+                raw.problem((*path, "engine"), exc.message)
+            else:
+                yield name, ModelConfig(engine=engine, options=instance)
+
+
+def _sinks(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, Any]]:
+    for name, table in _tables(raw, "sinks").items():
+        try:
+            yield name, check_table(raw, ("sinks", name), table, catalogue.sink_config(name))
+        except PluginError as exc:
+            raw.problem(("sinks", name), exc.message)
+
+
+def _plain(table: dict[str, Any], *, without: str) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != without}
+
+
+def _tables(raw: Raw, section: str) -> dict[str, dict[str, Any]]:
+    """The tables of a section whose names are free; what is no table is a problem."""
+    found = raw.data.get(section, {})
+    if not isinstance(found, dict):
+        raw.problem((section,), f"expected tables, got {got((section,), found)}; write [{section}.<name>]")
+        return {}
+    for name, table in found.items():
+        if not isinstance(table, dict):
+            raw.problem(
+                (section, name), f"expected a table, got {got((section, name), table)}; write [{section}.{name}]"
+            )
+        elif not name:
+            raw.problem((section, name), "the name is empty; give it one")
+    return {name: table for name, table in found.items() if isinstance(table, dict) and name}

@@ -1,0 +1,75 @@
+"""What types cannot say: rules between keys. Each is a function that yields what it finds wrong, at a key."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from tokenflow.config.keys import KeyPath, toml
+from tokenflow.config.model import AuthConfig, ServerConfig
+
+Finding = tuple[KeyPath, str]
+Sections = dict[str, Any]
+"""Sections by name, without those that are wrong already."""
+
+
+def findings(sections: Sections) -> Iterator[Finding]:
+    """All that the rules find in the sections that hold by themselves."""
+    for rule in _RULES:
+        yield from rule(sections)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. A name other than localhost may be anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _open_needs_keys(sections: Sections) -> Iterator[Finding]:
+    server, auth = sections.get("server"), sections.get("auth")
+    if not isinstance(server, ServerConfig) or not isinstance(auth, AuthConfig):
+        return
+    if not auth.keys and not is_loopback(server.host):
+        yield (
+            ("server", "host"),
+            f"{toml(server.host)} can be reached from elsewhere and nobody needs a key; "
+            "add [[auth.keys]] with name and sha256, or listen on 127.0.0.1",
+        )
+
+
+def _keys_differ(sections: Sections) -> Iterator[Finding]:
+    auth = sections.get("auth")
+    seen: dict[str, int] = {}
+    for index, key in enumerate(auth.keys if isinstance(auth, AuthConfig) else ()):
+        # A key with two names would be counted under one of them, whichever comes first.
+        for name, value in (("name", key.name), ("sha256", key.sha256.lower())):
+            other = seen.setdefault(f"{name} {value}", index)
+            if other != index:
+                what = toml(value) if name == "name" else "this key"
+                yield ("auth", "keys", index, name), f"{what} is auth.keys[{other}]'s already; give each its own"
+
+
+def _defaults_within_their_max(sections: Sections) -> Iterator[Finding]:
+    for name in ("timeouts", "stream"):
+        section = sections.get(name)
+        for field in fields(section) if section is not None else ():
+            base = field.name.replace("_max_", "_")
+            if base == field.name:
+                continue
+            value, most = getattr(section, base), getattr(section, field.name)
+            if value > most:
+                yield (
+                    (name, base),
+                    f"{toml(value)} is above {field.name}, {toml(most)}; lower it, or raise {field.name}",
+                )
+
+
+_RULES: tuple[Callable[[Sections], Iterator[Finding]], ...] = (
+    _open_needs_keys,
+    _keys_differ,
+    _defaults_within_their_max,
+)

@@ -1,0 +1,166 @@
+"""Validation errors in words for people: what was expected, and the way out.
+
+pydantic names each kind of error; a table maps the kinds to our words. Kinds that are not in it keep pydantic's own
+sentence, so that a new one is clumsy at worst, never lost.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from typing import Any, NamedTuple
+
+from tokenflow.config.keys import KeyPath, got, is_secret, toml
+
+NAME_PATTERN = r"^[A-Za-z0-9_]+$"
+SHA256_PATTERN = r"^[0-9A-Fa-f]{64}$"
+
+
+class Fault(NamedTuple):
+    """One error on its way into words."""
+
+    path: KeyPath
+    kind: str
+    value: object
+    default: object
+    context: Mapping[str, Any]
+    message: str
+
+
+class Words(NamedTuple):
+    expected: str
+    way_out: str
+
+
+def sentence(faults: list[Fault]) -> str:
+    """One sentence for all that is wrong with one key: more than one fault where it may be this or that."""
+    first = faults[0]
+    if first.kind == "missing":
+        return _missing(first)
+    if first.kind == "value_error":
+        return str(first.context.get("error", first.message))
+    words = [_words(fault) for fault in faults]
+    expected = " or ".join(dict.fromkeys(word.expected for word in words))
+    return f"expected {expected}, got {got(first.path, first.value)}; {words[0].way_out}"
+
+
+def unknown_key(name: str, known: list[str]) -> str:
+    """`unknown key`, with what may have been meant."""
+    if close := difflib.get_close_matches(name, known, n=1):
+        return f"unknown key; did you mean {close[0]}?"
+    return "unknown key; " + (f"there is {', '.join(sorted(known))}" if known else "leave it out")
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """` (did you mean x?)`, or nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _missing(fault: Fault) -> str:
+    if fault.path and isinstance(fault.path[-1], str):
+        return f"missing; add `{fault.path[-1]} = …`"
+    return "too few items; add what is missing"
+
+
+def _words(fault: Fault) -> Words:
+    write = _KINDS.get(fault.kind)
+    if write is None:
+        message = fault.message.removeprefix("Input should be ")
+        return Words(message[:1].lower() + message[1:], _example(fault, "change it"))
+    return write(fault)
+
+
+def _example(fault: Fault, otherwise: str) -> str:
+    default = fault.default
+    if default is MISSING or default is None or default == () or is_secret(fault.path):
+        return otherwise
+    return f"write {_kind_of(default)} like {toml(default)}"
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, (int, float)):
+        return "a number"
+    return "a text" if isinstance(value, str) else "something"
+
+
+def _integer(fault: Fault) -> Words:
+    return Words("an integer", _unquoted(fault, int) or _example(fault, "write a number like 1"))
+
+
+def _number(fault: Fault) -> Words:
+    return Words("a number", _unquoted(fault, float) or _example(fault, "write a number like 1.5"))
+
+
+def _unquoted(fault: Fault, number: Callable[[str], object]) -> str:
+    """`"8000"` needs no example, it needs no quotes."""
+    try:
+        return f"write {number(fault.value)} without quotes" if isinstance(fault.value, str) else ""
+    except ValueError:
+        return ""
+
+
+def _string(fault: Fault) -> Words:
+    simple = isinstance(fault.value, (int, float)) and not is_secret(fault.path)
+    return Words(
+        "a string", f"write it in quotes: {toml(toml(fault.value))}" if simple else 'write one in quotes: "text"'
+    )
+
+
+def _list(fault: Fault) -> Words:
+    simple = not isinstance(fault.value, dict) and not is_secret(fault.path)
+    return Words("a list", f"write it in brackets: [{toml(fault.value)}]" if simple else "write one in brackets: [ ]")
+
+
+def _table(fault: Fault) -> Words:
+    return Words("a table", "write `key = value` lines under its [header]")
+
+
+def _bound(text: str, key: str) -> Callable[[Fault], Words]:
+    def write(fault: Fault) -> Words:
+        bound = fault.context[key]
+        # pydantic hands bounds of float fields over as floats: "above 0", not "above 0.0".
+        bound = int(bound) if isinstance(bound, float) and bound.is_integer() else bound
+        return Words(f"{text} {bound}", _example(fault, "change it"))
+
+    return write
+
+
+def _pattern(fault: Fault) -> Words:
+    pattern = fault.context["pattern"]
+    if pattern == SHA256_PATTERN:
+        return Words("64 hex digits", 'make them with: printf %s "$KEY" | sha256sum')
+    if pattern == NAME_PATTERN:
+        return Words("letters, digits and _ only", _example(fault, "leave out the rest"))
+    return Words(f"a text that matches {pattern}", _example(fault, "change it"))
+
+
+def _choice(fault: Fault) -> Words:
+    return Words(f"one of {fault.context['expected'].replace(chr(39), chr(34))}", _example(fault, "write one of them"))
+
+
+_KINDS: dict[str, Callable[[Fault], Words]] = {
+    "int_type": _integer,
+    "int_from_float": _integer,
+    "float_type": _number,
+    "bool_type": lambda _: Words("true or false", "write true or false, without quotes"),
+    "string_type": _string,
+    "path_type": _string,
+    "tuple_type": _list,
+    "list_type": _list,
+    "set_type": _list,
+    "frozen_set_type": _list,
+    "dict_type": _table,
+    "mapping_type": _table,
+    "dataclass_type": _table,
+    "greater_than": _bound("a number above", "gt"),
+    "greater_than_equal": _bound("at least", "ge"),
+    "less_than": _bound("a number below", "lt"),
+    "less_than_equal": _bound("at most", "le"),
+    "string_pattern_mismatch": _pattern,
+    "literal_error": _choice,
+    "enum": _choice,
+    "date_or_time": lambda _: Words("no date", "write it in quotes"),
+    "finite_number": lambda fault: Words("a finite number", _example(fault, "write a large one")),
+}
