@@ -1,49 +1,54 @@
 # Two commands on a fresh machine with Python 3.11 and make:
 #   make serve   make the environment, fetch the default model, serve it on 127.0.0.1:8000
 #   make test    run every test
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-PLUGINS := synthetic llamacpp ledger prometheus
+PYTHON     ?= python3
+BIN        := .venv/bin
+OLD        := .venv-openai-old
+PLUGINS    := synthetic llamacpp ledger prometheus
+MODEL      := smollm2-135m-instruct
 OLD_OPENAI := 2.9.0
 
-.PHONY: serve test check stress bench clean env env-dev
+.PHONY: serve test check stress bench model clean
 
-serve: env
-	@$(BIN)/tokenflow serve -c conf/tokenflow.toml
+serve: model
+	$(BIN)/tokenflow serve -c conf/tokenflow.toml
 
-test: env-dev
+test: .venv/.installed-dev $(OLD)/.installed model
 	$(BIN)/python -m pytest -m "not stress" $(ARGS)
 
-check: env-dev
+check: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-stress: env-dev
+# Long runs with a seed and a bound; ARGS="--stress-share=0.05" runs a twentieth of each.
+stress: .venv/.installed-dev model
 	$(BIN)/python -m pytest -m stress $(ARGS)
 
-env: $(VENV)/.installed
-env-dev: $(VENV)/.installed-dev .venv-openai-old/.installed
+# Every figure as JSON, each a ratio against something real in the same run.
+bench: .venv/.installed-dev model
+	$(BIN)/python -m bench.serving_cost
+	$(BIN)/python -m bench.loop_cost
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+model: .venv/.installed
+	@$(BIN)/tokenflow pull $(MODEL)
 
-$(VENV)/.installed: pyproject.toml $(wildcard plugins/*/pyproject.toml) | $(VENV)/bin/python
+.venv/.installed: pyproject.toml $(wildcard plugins/*/pyproject.toml)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -e . $(PLUGINS:%=-e plugins/%)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --upgrade pip
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/python -m pip install --quiet --upgrade pip   # 25.1 and newer know --group
 	$(BIN)/python -m pip install --quiet --group dev --group bench
 	@touch $@
 
-# The oldest openai client that the tests promise to support, beside the newest in .venv.
-.venv-openai-old/.installed: Makefile
-	$(PYTHON) -m venv .venv-openai-old
-	.venv-openai-old/bin/python -m pip install --quiet openai==$(OLD_OPENAI) trio
+# The oldest openai client of the last year, beside the newest in .venv.
+$(OLD)/.installed: Makefile
+	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
+	$(OLD)/bin/python -m pip install --quiet openai==$(OLD_OPENAI) trio
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-openai-old
+	rm -rf .venv $(OLD)

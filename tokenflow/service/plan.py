@@ -75,13 +75,20 @@ class Planner:
             ]
         return Plan(model=request.model, sequences=tuple(sequences), settings=settings)
 
-    async def tokenize(self, prompt: Prompt, engine: Engine) -> tuple[int, ...]:
-        """The prompt as token ids: a template's control tokens are tokens, a user's text never is one."""
+    async def tokenize(
+        self, prompt: Prompt, engine: Engine, *, special: bool = False, opening: bool = True
+    ) -> tuple[int, ...]:
+        """The prompt as token ids: a template's control tokens are tokens, a user's text is none.
+
+        Args:
+            special: read control tokens out of a text prompt all the same.
+            opening: let messages end with the opening of the assistant's turn.
+        """
         match prompt:
             case TokenPrompt(tokens=tokens):
                 return tokens
             case TextPrompt(text=text):
-                return tuple(await engine.tokenize(text))
+                return tuple(await engine.tokenize(text, special=special))
             case ChatPrompt(messages=messages):
                 if self._template is None:
                     raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")

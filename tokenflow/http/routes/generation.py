@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
-from tokenflow.core.types import Delta, FinishReason, GenerationRequest, Usage
+from tokenflow.core.types import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
 from tokenflow.dialects import openai_chat, openai_completions
 from tokenflow.http.answers import answer
 from tokenflow.http.connection import hold
 from tokenflow.http.events import HEADERS, Encoder, EventBody
-from tokenflow.service.records import Failed
+from tokenflow.service.records import Ended, Failed, StreamEvent
 from tokenflow.service.service import Service
-from tokenflow.service.stream import Stream, StreamReader
+from tokenflow.service.stream import StreamReader
 
 
 class Complete(Protocol):
@@ -33,9 +33,10 @@ class Complete(Protocol):
         id: str,
         model: str,
         created: int,
-        deltas: list[list[Delta]],
+        texts: list[str],
         reasons: tuple[FinishReason, ...],
         usage: Usage,
+        logprobs: list[list[TokenLogprob]] | None,
     ) -> dict[str, Any]: ...
 
 
@@ -76,23 +77,43 @@ async def _generate(service: Service, path: str, dialect: Dialect) -> Response:
         encoder = dialect.encoder(identity.id, identity.model, created, asked.include_usage, choices)
         body = EventBody(reader, encoder, service.config.stream.heartbeat_s)
         return Response(body, headers=HEADERS | {"X-Request-Id": identity.id})
-    whole = await _complete(stream, reader, dialect, created, len(asked.prompts) * asked.n)
-    return answer(whole, headers={"X-Request-Id": identity.id})
+    whole = Whole(asked)
+    await whole.read(reader)
+    body = dialect.complete(
+        identity.id, identity.model, created, whole.texts, whole.end.reasons, whole.end.usage, whole.logprobs
+    )
+    return answer(body, headers={"X-Request-Id": identity.id})
 
 
-async def _complete(
-    stream: Stream, reader: StreamReader, dialect: Dialect, created: int, choices: int
-) -> dict[str, Any]:
-    """Read the stream to its end. Raises the error that it ended with."""
-    deltas: list[list[Delta]] = [[] for _ in range(choices)]
-    while records := await reader.read():
-        for record in records:
-            event = record.event
-            if isinstance(event, Delta):
-                deltas[record.source].append(event)
-            elif isinstance(event, Failed):
-                raise event.error
-            else:
-                reasons, usage = event.reasons, event.usage
-        reader.ack(records[-1].n)
-    return dialect.complete(stream.identity.id, stream.identity.model, created, deltas, reasons, usage)
+class Whole:
+    """A stream read to its end, for an answer in one body."""
+
+    end: Ended
+
+    def __init__(self, asked: GenerationRequest) -> None:
+        choices = len(asked.prompts) * asked.n
+        self._pieces: list[list[str]] = [[] for _ in range(choices)]
+        self.logprobs: list[list[TokenLogprob]] | None = (
+            None if asked.logprobs is None else [[] for _ in range(choices)]
+        )
+
+    @property
+    def texts(self) -> list[str]:
+        return ["".join(pieces) for pieces in self._pieces]
+
+    async def read(self, reader: StreamReader) -> None:
+        """Read everything. Raises the error that the stream ended with."""
+        while records := await reader.read():
+            for record in records:
+                self._take(record.source, record.event)
+            reader.ack(records[-1].n)
+
+    def _take(self, source: int, event: StreamEvent) -> None:
+        if isinstance(event, Delta):
+            self._pieces[source].append(event.text)
+            if self.logprobs is not None:
+                self.logprobs[source] += event.logprobs
+        elif isinstance(event, Failed):
+            raise event.error
+        else:
+            self.end = event

@@ -68,6 +68,14 @@ class AppChannel:
             self._inbox.append(event)
         self._changed.unpark_all()
 
+    def disconnect(self) -> None:
+        """The connection is gone, whether or not the protocol says so."""
+        if self._disconnect is None:
+            self._disconnect = (
+                {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
+            )
+            self._changed.unpark_all()
+
     async def _wait_for_room(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_hangup)
@@ -125,6 +133,7 @@ class AppTasks(TaskGroup):
     def __init__(self, watch_hangup: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
         self._watch_hangup = watch_hangup
+        self._channels: set[AppChannel] = set()
 
     async def spawn_app(
         self,
@@ -134,8 +143,20 @@ class AppTasks(TaskGroup):
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
         channel = AppChannel(scope, send, config.max_app_queue_size, self._watch_hangup)
-        super().spawn(channel.run, app, config, scope)
+        self._channels.add(channel)
+        super().spawn(self._run_app, channel, app, config, scope)
         return channel.put
+
+    async def _run_app(self, channel: AppChannel, app: AppWrapper, config: Config, scope: Scope) -> None:
+        try:
+            await channel.run(app, config, scope)
+        finally:
+            self._channels.discard(channel)
+
+    def disconnect(self) -> None:
+        """Tell every application that the client has left. Hypercorn's streams forget to, after some errors."""
+        for channel in self._channels:
+            channel.disconnect()
 
     def spawn(self, func: Callable[..., Awaitable[None]], *args: Any) -> None:
         # A lost client must not cancel the other tasks: the applications are told by a disconnect.

@@ -134,6 +134,7 @@ class Connection(TCPServer):
         """The client is gone: wake a blocked sender, tell the applications."""
         self.close()
         await self.protocol.handle(Closed())
+        self._task_group.disconnect()
 
     async def _watch_hangup(self) -> None:
         """Look for a FIN or RST while the reader waits for an application to take the request's body."""
@@ -206,6 +207,8 @@ class Connection(TCPServer):
         with trio.CancelScope(shield=True) as patience:
             async with self.send_lock:
                 while rest:
+                    if self._sock.fileno() == -1:
+                        raise trio.ClosedResourceError  # closed by another task while this one was being woken
                     patience.deadline = trio.current_time() + self._stall_s
                     if self._tls:
                         await self.stream.send_all(rest[:_TLS_PIECE])
@@ -221,6 +224,8 @@ async def _wait_hangup(sock: socket.socket) -> None:
     """Return once the peer has shut down its side, even if bytes before the FIN are still unread."""
     if not hasattr(select, "EPOLLRDHUP"):
         await trio.sleep_forever()  # not Linux: seen when the application reads on
+    if sock.fileno() == -1:
+        return
     with select.epoll() as epoll:
         epoll.register(sock, select.EPOLLRDHUP)
         await trio.lowlevel.wait_readable(epoll.fileno())

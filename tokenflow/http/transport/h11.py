@@ -55,14 +55,18 @@ class CorrectedH11Protocol(H11Protocol):
         self.can_read = _PauseInsteadOfParking()
         self._parsing = trio.Lock()  # the reader and the task that takes up held bytes
         self._is_head = False
+        self._closed = False
 
     async def handle(self, event: Event) -> None:
+        self._closed |= isinstance(event, Closed)
         await super().handle(event)
         if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > HELD_MAX:
             raise PipelineOverflow(f"more than {HELD_MAX} bytes sent during a response")
 
     async def _handle_events(self) -> None:
         async with self._parsing:
+            if self._closed:
+                return  # a request begun now would never hear that its client has left
             with suppress(_Pause):
                 await super()._handle_events()
 
@@ -75,7 +79,7 @@ class CorrectedH11Protocol(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         self._is_head = request.method == b"HEAD"
-        if (status := _refusal(request)) is not None:
+        if (status := _refusal(request, self.config.h11_max_incomplete_size)) is not None:
             await self._send_error_response(status)
             await self.send(Closed())
         else:
@@ -108,7 +112,7 @@ _MESSAGES = {
 }
 
 
-def _refusal(request: h11.Request) -> int | None:
+def _refusal(request: h11.Request, max_header_bytes: int) -> int | None:
     names = {name for name, _ in request.headers}
     if {b"content-length", b"transfer-encoding"} <= names:
         return 400  # RFC 9112 section 6.3: request smuggling
@@ -116,4 +120,7 @@ def _refusal(request: h11.Request) -> int | None:
         return 400
     if any(name == b"host" and _NOT_IN_HOST.search(value) for name, value in request.headers):
         return 421
+    # h11 looks at the length of what is incomplete, so it lets through headers that arrive in one piece.
+    if sum(len(name) + len(value) for name, value in request.headers) > max_header_bytes:
+        return 431
     return None

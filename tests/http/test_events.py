@@ -1,0 +1,67 @@
+"""The body of a streaming response, in mock time: heartbeats in every phase, and what counts as accepted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from tests.service.conftest import STEP_S, OpenRig, rig  # noqa: F401  # the fixture
+from tokenflow.dialects.openai_chat import ChatEncoder
+from tokenflow.http.events import EventBody
+
+PING = b": ping\n\n"
+
+
+def body(reader: Any, heartbeat_s: float = 15.0) -> EventBody:
+    return EventBody(reader, ChatEncoder("tf-1", "m", 0, False, 1), heartbeat_s)
+
+
+@pytest.mark.parametrize("phase", ["queue", "prefill", "decode"])
+async def test_silence_is_filled_in_every_phase_and_postpones_nothing(rig: OpenRig, phase: str) -> None:  # noqa: F811
+    engine = {"queue": {"slots": 1}, "prefill": {"prefill_ms": 10_000_000}, "decode": {"hang_at": 2}}[phase]
+    code = {"queue": "queue_timeout", "prefill": "prefill_timeout", "decode": "idle_timeout"}[phase]
+    async with rig(timeouts={f"{code}_s": 50.0}, **engine) as r:
+        if phase == "queue":
+            _, hog = await r.open('{"synthetic": {"hang_at": 1}}')
+            await trio.sleep(1)
+        began = trio.current_time()
+        _, reader = await r.open()
+        pings, last = [], b""
+        async for piece in body(reader):
+            if piece == PING:
+                pings.append(trio.current_time())
+            last = piece
+        silent_since = began if phase != "decode" else pings[0] - 15.0
+        assert [round(at - silent_since, 6) for at in pings] == [15.0, 30.0, 45.0]
+        assert 50.0 <= trio.current_time() - silent_since <= 50.0 + 2 * STEP_S
+        assert code.encode() in last and last.endswith(b"data: [DONE]\n\n")
+        reader.close()
+        if phase == "queue":
+            hog.close()
+
+
+async def test_the_headers_go_out_before_anything_is_waited_for(rig: OpenRig) -> None:  # noqa: F811
+    async with rig(prefill_ms=20_000) as r:
+        _, reader = await r.open()
+        first = await anext(aiter(body(reader)))
+        assert trio.current_time() == 0.0
+        assert json.loads(first[6:])["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        reader.close()
+
+
+async def test_what_was_handed_on_counts_only_when_the_next_is_asked_for(rig: OpenRig) -> None:  # noqa: F811
+    async with rig(stream={"window": 4}) as r:
+        stream, reader = await r.open(max_tokens=100)
+        pieces = aiter(body(reader))
+        await anext(pieces)
+        await trio.sleep(1)
+        assert (await anext(pieces)).count(b"\n\n") == 4, "all that is ready goes out in one write"
+        await trio.sleep(1)
+        assert r.engine.stepper.made[stream.identity.id] == 4, "the transport still has it: no credit"
+        await anext(pieces)
+        await trio.sleep(1)
+        assert r.engine.stepper.made[stream.identity.id] in (8, 9)
+        reader.close()

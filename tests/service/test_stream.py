@@ -1,0 +1,275 @@
+"""The life of a stream, in mock time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from tokenflow_synthetic import generate
+
+from tests.service.conftest import STEP_S, OpenRig, read_all
+from tokenflow.core.lifecycle import Admitted, FirstToken, SlotTaken
+from tokenflow.core.states import Phase
+from tokenflow.core.types import Delta
+from tokenflow.errors import QueueFull
+from tokenflow.service.records import Ended, Failed
+
+
+def directive(**keys: Any) -> str:
+    import json
+
+    return json.dumps({"synthetic": keys})
+
+
+async def test_it_generates_what_the_engine_says(rig: OpenRig) -> None:
+    async with rig() as r:
+        assert await r.whole("hello", max_tokens=20) == generate("hello", 20)
+        await r.settle()
+        [admitted, slot, first, ended] = r.sink.events
+        assert isinstance(admitted, Admitted) and isinstance(slot, SlotTaken) and isinstance(first, FirstToken)
+        assert (ended.reason, ended.by, ended.phase) == ("length", "engine", "decode")
+        assert (ended.generated_tokens, ended.delivered_tokens, ended.after_leaving_tokens) == (20, 20, 0)
+        assert sum(ended.gaps.counts) == 19
+
+
+async def test_the_end_is_one_record_and_the_last(rig: OpenRig) -> None:
+    async with rig(slots=3) as r:
+        _, reader = await r.open(max_tokens=5, n=3)
+        events = await read_all(reader)
+        assert [source for source, event in events if isinstance(event, Delta)].count(2) == 5
+        assert isinstance(events[-1][1], Ended)
+        assert events[-1][1].reasons == ("length",) * 3
+        assert events[-1][1].usage.completion == 15
+        assert sum(isinstance(event, Ended | Failed) for _, event in events) == 1
+
+
+SPANS = {
+    "queue_timeout": {"slots": 1},
+    "prefill_timeout": {"prefill_ms": 10_000_000},
+    "idle_timeout": {"hang_at": 3},
+    "total_timeout": {"tokens_per_s": 1},
+}
+
+
+@pytest.mark.parametrize("code", SPANS)
+async def test_each_timeout_fires_to_the_tick_and_under_its_name(rig: OpenRig, code: str) -> None:
+    async with rig(timeouts={f"{code}_s": 8.0}, **SPANS[code]) as r:
+        if code == "queue_timeout":
+            _, hog = await r.open(directive(hang_at=1))
+            await trio.sleep(1)
+        began = trio.current_time()
+        stream, reader = await r.open()
+        last_token_at = began
+        while records := await reader.read():
+            if isinstance(records[-1].event, Delta):
+                last_token_at = trio.current_time()
+            elif isinstance(records[-1].event, Failed):
+                error = records[-1].event.error
+            reader.ack(records[-1].n)
+        reader.close()
+        counted_from = last_token_at if code == "idle_timeout" else began
+        assert error.code == code
+        # A batch step may be in progress: the record comes when the slot is free.
+        assert 8.0 <= trio.current_time() - counted_from <= 8.0 + STEP_S * 1.001
+        await r.settle()
+        record = r.sink.ended(stream.identity.id)
+        assert (record.reason, record.code, record.by) == ("error", code, "server")
+        if code == "queue_timeout":
+            assert trio.current_time() - began == 8.0
+            hog.close()
+
+
+async def test_idle_is_suspended_for_a_reader_that_takes_nothing_and_total_is_not(rig: OpenRig) -> None:
+    async with rig(timeouts={"idle_timeout_s": 2.0, "total_timeout_s": 60.0}, stream={"window": 8}) as r:
+        began = trio.current_time()
+        _, reader = await r.open(max_tokens=1000)
+        await trio.sleep(30)
+        records = await reader.read()
+        assert len(records) == 8, "the engine is exactly a window ahead"
+        reader.ack(records[-1].n)
+        await trio.sleep(1)
+        assert len(await reader.read()) == 8
+        await trio.sleep(29)
+        events = await read_all(reader)
+        assert events[-1][1].error.code == "total_timeout"
+        assert trio.current_time() - began == 60.0
+
+
+async def test_idle_starts_afresh_when_a_stalled_reader_takes_again(rig: OpenRig) -> None:
+    async with rig(timeouts={"idle_timeout_s": 2.0}, stream={"window": 4}, hang_at=4) as r:
+        _, reader = await r.open()
+        await trio.sleep(30)
+        records = await reader.read()
+        taken_at = trio.current_time()
+        reader.ack(records[-1].n)
+        events = await read_all(reader)
+        assert events[-1][1].error.code == "idle_timeout"
+        assert 2.0 <= trio.current_time() - taken_at <= 2.0 + STEP_S * 1.001
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUE, Phase.PREFILL, Phase.DECODE])
+async def test_a_reader_that_leaves_frees_the_slot_within_a_step(rig: OpenRig, phase: Phase) -> None:
+    engine = {"prefill_ms": 20_000} if phase is Phase.PREFILL else {}
+    async with rig(slots=1, tokens_per_s=20, **engine) as r:
+        if phase is Phase.QUEUE:
+            _, hog = await r.open()
+        stream, reader = await r.open("the victim")
+        await trio.sleep(1)
+        assert stream.phase is phase
+        made = r.engine.stepper.made.get(stream.identity.id, 0)
+        left_at = trio.current_time()
+        reader.close()
+        await trio.testing.wait_all_tasks_blocked()
+        assert r.service.model("").admission.waiting == 0, "the waiting gauge falls at once"
+        while phase is not Phase.QUEUE and r.engine.stepper.rows:
+            await trio.sleep(STEP_S / 10)
+        assert trio.current_time() - left_at <= STEP_S * 1.001
+        if phase is Phase.QUEUE:
+            hog.close()
+        await r.settle()
+        record = r.sink.ended(stream.identity.id)
+        assert (record.reason, record.by, record.phase) == ("disconnected", "client", phase.value)
+        assert r.engine.stepper.made.get(stream.identity.id, 0) <= made + 1
+        assert record.after_leaving_tokens <= 1
+        assert record.generated_tokens == r.engine.stepper.made.get(stream.identity.id, 0)
+        assert (stream.identity.id in r.engine.stepper.made) is (phase is not Phase.QUEUE), (
+            "it never reached the engine"
+        )
+        assert await r.whole("next", max_tokens=3) == generate("next", 3)
+
+
+async def test_a_reader_that_leaves_before_the_stream_has_run_at_all(rig: OpenRig) -> None:
+    async with rig(slots=1) as r:
+        stream, reader = await r.open()
+        reader.close()
+        await r.settle()
+        assert r.sink.ended(stream.identity.id).generated_tokens == 0
+        assert await r.whole("next", max_tokens=3) == generate("next", 3)
+
+
+async def test_backpressure_holds_one_stream_and_no_other(rig: OpenRig) -> None:
+    async with rig(slots=2, stream={"window": 16}) as r:
+        stalled, reader = await r.open(max_tokens=500)
+        began = trio.current_time()
+        await r.whole("the other", max_tokens=500)
+        assert trio.current_time() - began <= 502 * STEP_S, "the other lost no step"
+        assert r.engine.stepper.made[stalled.identity.id] == 16
+        assert (await r.engine.stats()).paused == 1
+        text = "".join(e.text for _, e in await read_all(reader) if isinstance(e, Delta))
+        assert text == generate("a prompt", 500), "and it lost no token"
+
+
+async def test_n_choices_take_n_slots_at_once_and_nobody_overtakes(rig: OpenRig) -> None:
+    async with rig(slots=3, tokens_per_s=10) as r:
+        order: list[str] = []
+
+        async def run(name: str, tokens: int, n: int) -> None:
+            stream, reader = await r.open(name, max_tokens=tokens, n=n)
+            while stream.phase is Phase.QUEUE:
+                await trio.sleep(STEP_S)
+            order.append(name)
+            await read_all(reader)
+
+        async with trio.open_nursery() as nursery:
+            for name, tokens, n in [("one", 20, 1), ("two", 10, 1), ("three", 5, 3), ("four", 5, 1)]:
+                nursery.start_soon(run, name, tokens, n)
+                await trio.sleep(STEP_S)
+        assert order == ["one", "two", "three", "four"]
+
+
+async def test_a_full_waiting_room_refuses_at_once(rig: OpenRig) -> None:
+    async with rig(slots=2, limits={"max_waiting": 4}, tokens_per_s=10) as r:
+        admitted, refused = [], 0
+        for _ in range(20):
+            try:
+                admitted.append(await r.open(max_tokens=5))
+            except QueueFull as exc:
+                assert exc.retry_after_s
+                refused += 1
+        assert (len(admitted), refused) == (6, 14)
+        for _, reader in admitted:
+            assert isinstance((await read_all(reader))[-1][1], Ended)
+
+
+async def test_one_that_fails_ends_alone(rig: OpenRig) -> None:
+    async with rig(slots=3) as r:
+        results: dict[int, list[tuple[int, Any]]] = {}
+
+        async def run(i: int) -> None:
+            _, reader = await r.open(directive(raise_at=4) if i == 1 else f"prompt {i}", max_tokens=10)
+            results[i] = await read_all(reader)
+
+        async with trio.open_nursery() as nursery:
+            for i in range(3):
+                nursery.start_soon(run, i)
+        assert isinstance(results[1][-1][1], Failed) and results[1][-1][1].error.code == "engine_error"
+        assert len(results[1]) == 5
+        assert isinstance(results[0][-1][1], Ended) and isinstance(results[2][-1][1], Ended)
+        assert await r.service.not_ready() is None
+
+
+async def test_a_choice_that_fails_ends_its_request(rig: OpenRig) -> None:
+    async with rig(slots=2) as r:
+        stream, reader = await r.open(directive(raise_at=4), max_tokens=10, n=2)
+        events = await read_all(reader)
+        assert events[-1][1].error.code == "engine_error"
+        await r.settle()
+        assert not r.engine.stepper.rows
+
+
+async def test_coalescing_gathers_for_the_span_and_loses_nothing(rig: OpenRig) -> None:
+    async with rig(tokens_per_s=100) as r:
+        _, reader = await r.open("hello", max_tokens=50, coalesce_ms=100)
+        events = await read_all(reader)
+        deltas = [e for _, e in events if isinstance(e, Delta)]
+        assert "".join(d.text for d in deltas) == generate("hello", 50)
+        assert sum(d.tokens for d in deltas) == 50
+        assert 5 <= len(deltas) <= 8
+        await r.settle()
+
+
+async def test_coalescing_cannot_outgrow_the_window(rig: OpenRig) -> None:
+    async with rig(stream={"window": 8}) as r:
+        _, reader = await r.open("hello", max_tokens=100, coalesce_ms=1000)
+        text = "".join(e.text for _, e in await read_all(reader) if isinstance(e, Delta))
+        assert text == generate("hello", 100)
+
+
+async def test_draining_refuses_new_work_and_ends_old_work_in_time(rig: OpenRig) -> None:
+    from tokenflow.errors import Draining
+
+    async with rig(server={"drain_s": 5.0}, tokens_per_s=10) as r, trio.open_nursery() as nursery:
+        long, reader = await r.open(max_tokens=1000)
+        nursery.start_soon(r.service.drain)
+        await trio.sleep(1)
+        with pytest.raises(Draining):
+            await r.open()
+        events = await read_all(reader)
+        assert trio.current_time() <= 5.0 + STEP_S * 1.001
+        assert events[-1][1].error.code == "draining"
+        await r.settle()
+        assert r.sink.ended(long.identity.id).by == "server"
+
+
+async def test_a_service_that_is_cancelled_still_writes_every_record(autojump_clock: trio.testing.MockClock) -> None:
+    from tests.service.conftest import open_rig
+
+    with trio.CancelScope() as scope:
+        async with open_rig(tokens_per_s=10) as r:
+            stream, _ = await r.open(max_tokens=1000)
+            await trio.sleep(1)
+            scope.cancel()
+            await trio.sleep(1)
+    record = r.sink.ended(stream.identity.id)
+    assert (record.code, record.by) == ("draining", "server")
+    assert record.generated_tokens >= 9
+
+
+async def test_an_engine_that_breaks_lets_its_streams_go_and_comes_back(rig: OpenRig) -> None:
+    async with rig(slots=2) as r:
+        _, good = await r.open(max_tokens=1000)
+        _, bad = await r.open(directive(break_at=3), max_tokens=10)
+        for reader in (good, bad):
+            assert (await read_all(reader))[-1][1].error.code == "engine_error"
+        assert await r.whole("next", max_tokens=3) == generate("next", 3)
