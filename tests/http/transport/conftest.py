@@ -5,6 +5,7 @@ their docstring what stock does must then fail (under `timeout`, for some hang f
 """
 
 import logging
+import math
 import os
 import socket
 import struct
@@ -115,15 +116,16 @@ def ends_on_disconnect() -> Callable[[App], App]:
 
     def wrap(handler: App) -> App:
         async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            passed_on, receive_passed_on = trio.open_memory_channel[Any](math.inf)
             async with trio.open_nursery() as nursery:
 
                 @nursery.start_soon
                 async def listen() -> None:
-                    while (await receive())["type"] != "http.disconnect":
-                        pass
+                    while (message := await receive())["type"] != "http.disconnect":
+                        passed_on.send_nowait(message)
                     nursery.cancel_scope.cancel()
 
-                await handler(scope, receive, send)
+                await handler(scope, receive_passed_on.receive, send)
                 nursery.cancel_scope.cancel()
 
         return app
@@ -166,8 +168,8 @@ async def connect() -> Any:
         sock = trio.socket.socket()
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        await sock.connect(address)
         clients.append(Client(trio.SocketStream(sock)))
+        await sock.connect(address)
         return clients[-1]
 
     yield connect

@@ -1,0 +1,162 @@
+"""A client's leaving reaches the application, in every state and however it leaves."""
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+CHUNK = {"type": "http.response.body", "body": b"x", "more_body": True}
+HOW = pytest.mark.parametrize("how", ["close", "half-close", "reset"])
+
+
+async def wait_disconnect(receive):
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@HOW
+@pytest.mark.parametrize("pipelined", [False, True])
+async def test_before_the_first_byte_of_the_response(serving, connect, how, pipelined):
+    """Stock: unseen once bytes of a next request have arrived, for the reader is parked."""
+    told = trio.Event()
+
+    async def handler(scope, receive, send):
+        await wait_disconnect(receive)
+        told.set()
+
+    client = await connect(await serving(handler))
+    await client.get()
+    if pipelined:
+        await wait_all_tasks_blocked(0.02)
+        await client.get()
+    await wait_all_tasks_blocked(0.02)
+    await client.leave(how)
+    with trio.fail_after(1):
+        await told.wait()
+
+
+@HOW
+async def test_while_the_response_is_streamed(serving, connect, how):
+    told = trio.Event()
+
+    async def handler(scope, receive, send):
+        await send(START)
+        await send(CHUNK)
+        await wait_disconnect(receive)
+        told.set()
+
+    client = await connect(await serving(handler))
+    await client.get()
+    await client.stream.receive_some()
+    await client.leave(how)
+    with trio.fail_after(1):
+        await told.wait()
+
+
+@HOW
+async def test_while_a_send_is_blocked(connect_small, how):
+    """Stock: told by the reader, but the send itself stays blocked after a half-close."""
+    told = trio.Event()
+
+    async def handler(scope, receive, send):
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def flood():
+                with pytest.raises(OSError):
+                    await send(START)
+                    while True:
+                        await send({**CHUNK, "body": b"x" * 4096})
+
+            await wait_disconnect(receive)
+        told.set()
+
+    client = await connect_small(handler)
+    await client.get()
+    await wait_all_tasks_blocked(0.05)
+    await client.leave(how)
+    with trio.fail_after(1):
+        await told.wait()
+
+
+@HOW
+async def test_before_the_whole_body_has_come(serving, connect, how):
+    """The rest of a body is of no use any more: the disconnect overtakes it. Stock delivers that body first."""
+    left, told = trio.Event(), trio.Event()
+
+    async def handler(scope, receive, send):
+        await left.wait()
+        assert (await receive())["type"] == "http.disconnect"
+        told.set()
+
+    client = await connect(await serving(handler))
+    await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+    await wait_all_tasks_blocked(0.02)
+    await client.leave(how)
+    await wait_all_tasks_blocked(0.02)
+    left.set()
+    with trio.fail_after(1):
+        await told.wait()
+
+
+@HOW
+async def test_while_a_large_body_waits_for_the_application(serving, connect, how):
+    """Stock: the reader waits for the application to take the body, and sees nothing until it does."""
+    told = trio.Event()
+
+    async def handler(scope, receive, send):
+        await send(START)
+        with pytest.raises(OSError):
+            while True:
+                await trio.sleep(0.005)
+                await send(CHUNK)
+        told.set()
+
+    client = await connect(await serving(handler))
+    await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(30):
+        await client.send(b"1\r\nx\r\n")
+        await wait_all_tasks_blocked()
+    with trio.fail_after(1):
+        await client.stream.receive_some()
+        await client.leave(how)
+        await told.wait()
+
+
+async def test_a_full_inbox_holds_the_body_back_and_loses_nothing(serving, connect):
+    size, ready = 3_000_000, trio.Event()
+
+    async def handler(scope, receive, send):
+        await ready.wait()
+        received, more = 0, True
+        while more:
+            message = await receive()
+            received += len(message["body"])
+            more = message["more_body"]
+        await send(START)
+        await send({**CHUNK, "body": b"%d" % received, "more_body": False})
+
+    client = await connect(await serving(handler))
+    async with trio.open_nursery() as nursery:
+        request = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+        nursery.start_soon(client.send, request + b"x" * size)
+        await wait_all_tasks_blocked(0.02)
+        ready.set()
+    assert (await client.response())[1] == b"%d" % size
+
+
+async def test_the_tasks_end(serving, connect, nursery):
+    """A client that is gone leaves no task behind."""
+
+    async def handler(scope, receive, send):
+        await wait_disconnect(receive)
+
+    address = await serving(handler)
+    before = trio.lowlevel.current_statistics().tasks_living
+    client = await connect(address)
+    await client.get()
+    await wait_all_tasks_blocked(0.02)
+    assert trio.lowlevel.current_statistics().tasks_living > before
+    await client.leave("reset")
+    await wait_all_tasks_blocked(0.02)
+    assert trio.lowlevel.current_statistics().tasks_living == before
