@@ -1,0 +1,38 @@
+"""`/v1/models`: what can be asked for, in OpenAI's shape with what each can do beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenflow.core.types import EngineInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """One model as it is offered."""
+
+    id: str
+    """What clients ask for."""
+    created: int
+    """Unix seconds; since when it is served."""
+    info: EngineInfo | None = None
+    """None while its engine is not open: it is offered, and what it can do is not known yet."""
+
+
+def model_object(entry: ModelEntry) -> dict[str, Any]:
+    """One model, for `GET /v1/models/{id}`."""
+    shown: dict[str, Any] = {"id": entry.id, "object": "model", "created": entry.created, "owned_by": "tokenflow"}
+    if entry.info is not None:
+        shown |= {
+            "context_length": entry.info.context_length,
+            "slots": entry.info.slots,
+            "capabilities": sorted(entry.info.capabilities),
+        }
+    return shown
+
+
+def model_list(entries: Iterable[ModelEntry]) -> dict[str, Any]:
+    """All of them, for `GET /v1/models`."""
+    return {"object": "list", "data": [model_object(entry) for entry in entries]}

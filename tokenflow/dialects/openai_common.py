@@ -1,0 +1,127 @@
+"""What chat and plain completions share on the way in: sampling, lengths, stops, streaming, our extensions.
+
+Only the form is judged here, and only what can be judged without a server: how many choices or stop strings a server
+grants, and what a model can do, is the service's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tokenflow.core.types import GenerationRequest, Prompt, Sampling
+from tokenflow.dialects.fields import Fields, as_number, as_text, wrong_type
+from tokenflow.errors import InvalidRequest
+
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+
+TIMEOUT_KEYS = {
+    "queue_timeout_s": "queue_s",
+    "prefill_timeout_s": "prefill_s",
+    "idle_timeout_s": "idle_s",
+    "total_timeout_s": "total_s",
+}
+"""A request's names (and the configuration's) to those of `core.types.Timeouts`."""
+
+_TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+def generation_request(
+    fields: Fields, prompts: tuple[Prompt, ...], *, logprobs: int | None, stream: bool | None
+) -> GenerationRequest:
+    """Everything but the prompt and log-probabilities, which each dialect spells in its own way.
+
+    Args:
+        stream: what the route says; None: the body says.
+    """
+    asked = fields.boolean("stream")
+    streaming = bool(asked) if stream is None else stream
+    return GenerationRequest(
+        model=fields.text("model") or "",
+        prompts=prompts,
+        n=fields.integer("n", least=1) or 1,
+        max_tokens=_max_tokens(fields),
+        sampling=_sampling(fields),
+        stop=_stop(fields),
+        logprobs=logprobs,
+        ignore_eos=fields.boolean("ignore_eos") or False,
+        stream=streaming,
+        include_usage=_include_usage(fields, streaming),
+        coalesce_ms=fields.integer("coalesce_ms", least=0),
+        timeouts=_timeouts(fields),
+        user=fields.text("user"),
+    )
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    # A huge one is no error: the server clamps it. Both names are checked, and the newer one counts.
+    old = fields.integer("max_tokens", least=1)
+    new = fields.integer("max_completion_tokens", least=1)
+    return old if new is None else new
+
+
+def _sampling(fields: Fields) -> Sampling:
+    top_k = fields.integer("top_k", least=-1, most=INT64_MAX)
+    alias = fields.number("repeat_penalty", above=0)
+    penalty = fields.number("repetition_penalty", above=0)
+    return Sampling(
+        temperature=fields.number("temperature", least=0, most=2),
+        top_k=0 if top_k == -1 else top_k,  # -1 is how other servers spell "all"
+        top_p=fields.number("top_p", above=0, most=1),
+        min_p=fields.number("min_p", least=0, most=1),
+        repetition_penalty=alias if penalty is None else penalty,
+        frequency_penalty=fields.number("frequency_penalty", least=-2, most=2),
+        presence_penalty=fields.number("presence_penalty", least=-2, most=2),
+        seed=fields.integer("seed", least=INT64_MIN, most=INT64_MAX),
+        logit_bias=_logit_bias(fields),
+    )
+
+
+def _logit_bias(fields: Fields) -> Mapping[int, float] | None:
+    table = fields.object("logit_bias")
+    if table is None:
+        return None
+    bias = {}
+    for key in table:
+        if not isinstance(key, str) or not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest("'logit_bias' maps token ids, written as strings, to numbers.", param="logit_bias")
+        bias[int(key)] = as_number(table.get(key), f"logit_bias.{key}", least=-100, most=100)
+    return bias or None
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.get("stop")
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (_stop_string(value, "stop"),)
+    if not isinstance(value, list):
+        raise wrong_type("stop", "a string or an array of strings", value)
+    return tuple(_stop_string(item, f"stop[{i}]") for i, item in enumerate(value))
+
+
+def _stop_string(value: object, path: str) -> str:
+    text = as_text(value, path)
+    if not text:
+        raise InvalidRequest(f"'{path}' is an empty string, which would stop everything.", param=path)
+    return text
+
+
+def _include_usage(fields: Fields, streaming: bool) -> bool:
+    options = fields.object("stream_options")
+    if options is None:
+        return False
+    if not streaming:
+        raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+    return options.boolean("include_usage") or False
+
+
+def _timeouts(fields: Fields) -> Mapping[str, float]:
+    table = fields.object("timeouts")
+    if table is None:
+        return {}
+    unknown = [key for key in table if key not in TIMEOUT_KEYS]
+    if unknown:
+        raise InvalidRequest(f"'timeouts' has an unknown key; it takes {', '.join(TIMEOUT_KEYS)}.", param="timeouts")
+    read = {ours: table.number(theirs, above=0) for theirs, ours in TIMEOUT_KEYS.items()}
+    return {key: seconds for key, seconds in read.items() if seconds is not None}

@@ -1,0 +1,179 @@
+"""OpenAI completions: bodies in, chunks and one whole answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from tokenflow.core.types import FinishReason, GenerationRequest, Prompt, TextPrompt, TokenLogprob, TokenPrompt, Usage
+from tokenflow.dialects.fields import (
+    Fields,
+    as_integer,
+    as_text,
+    body_fields,
+    missing,
+    unsupported,
+    wrong_type,
+)
+from tokenflow.dialects.openai_common import generation_request
+from tokenflow.dialects.openai_frames import StreamEncoder, dumps, finite, usage_object
+from tokenflow.errors import InvalidRequest
+
+MAX_TOKEN_ID = (1 << 31) - 1
+"""Engines count tokens in 32 bits. Whether the vocabulary has it is the engine's to say."""
+
+
+def parse(body: object, *, stream: bool | None = None) -> GenerationRequest:
+    """A body of `POST /v1/completions` to what it asks for.
+
+    Args:
+        body: bytes of JSON, or a JSON value already read.
+        stream: what the route settles, for routes that always stream; None: the body's own `stream`.
+
+    Raises:
+        InvalidRequest: with `param` naming the field.
+    """
+    fields = body_fields(body)
+    prompts = parse_prompts(fields)
+    _refuse_unsupported(fields)
+    return generation_request(fields, prompts, logprobs=fields.integer("logprobs", least=0), stream=stream)
+
+
+def parse_prompts(fields: Fields) -> tuple[Prompt, ...]:
+    """The field `prompt`: a string, strings, token ids, or arrays of token ids; none of them empty."""
+    value = fields.get("prompt")
+    if value is None:
+        raise missing("prompt")
+    if isinstance(value, str):
+        return (_text_prompt(value, "prompt"),)
+    if not isinstance(value, list):
+        raise wrong_type("prompt", "a string, an array of strings, of token ids, or of arrays of token ids", value)
+    if not value:
+        raise _empty("prompt")
+    if isinstance(value[0], int):
+        return (_token_prompt(value, "prompt"),)
+    one: Callable[[object, str], Prompt]
+    if isinstance(value[0], str):
+        one = _text_prompt
+    elif isinstance(value[0], list):
+        one = _token_prompt
+    else:
+        raise wrong_type("prompt[0]", "a string, a token id or an array of token ids", value[0])
+    return tuple(one(item, f"prompt[{i}]") for i, item in enumerate(value))
+
+
+def _text_prompt(value: object, path: str) -> TextPrompt:
+    text = as_text(value, path)
+    if not text:
+        raise _empty(path)
+    return TextPrompt(text=text)
+
+
+def _token_prompt(value: object, path: str) -> TokenPrompt:
+    if not isinstance(value, list):
+        raise wrong_type(path, "an array of token ids, like the first one", value)
+    if not value:
+        raise _empty(path)
+    return TokenPrompt(tokens=token_ids(value, path))
+
+
+def token_ids(values: list[Any], path: str) -> tuple[int, ...]:
+    """Token ids, each checked; fast for the many that are right."""
+    if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in values):
+        for i, token in enumerate(values):
+            as_integer(token, f"{path}[{i}]", least=0, most=MAX_TOKEN_ID)
+    return tuple(values)
+
+
+def _empty(path: str) -> InvalidRequest:
+    return InvalidRequest(f"'{path}' is empty; there is nothing to go on from.", param=path)
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    if fields.boolean("echo"):
+        raise unsupported("echo", "the answer has only what was generated.")
+    if fields.text("suffix") is not None:
+        raise unsupported("suffix", "this server does not fill in the middle.")
+    best_of = fields.integer("best_of", least=1)
+    n = fields.integer("n", least=1) or 1
+    if best_of is not None and best_of > n:
+        raise unsupported("best_of", "it may not be more than n; ask for n choices and choose.")
+    if best_of is not None and best_of < n:
+        raise InvalidRequest("'best_of' must be at least 'n'.", param="best_of")
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+def _logprobs_object(entries: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
+    lengths = [len(entry.token) for entry in entries]
+    return {
+        "tokens": [entry.token for entry in entries],
+        "token_logprobs": [finite(entry.logprob) for entry in entries],
+        "top_logprobs": [_top(entry) for entry in entries] if any(entry.top for entry in entries) else None,
+        "text_offset": [offset + before for before in accumulate(lengths[:-1], initial=0)] if entries else [],
+    }
+
+
+def _top(entry: TokenLogprob) -> dict[str, float]:
+    """The likeliest by their text, and always the one that was drawn (so there may be one more than asked for)."""
+    top: dict[str, float] = {}
+    for other in (*entry.top, entry):
+        top.setdefault(other.token, finite(other.logprob))  # two halves of characters may look the same: the likelier
+    return top
+
+
+class CompletionsEncoder(StreamEncoder):
+    """`text_completion` frames. `text_offset` counts from where this encoder began."""
+
+    object = "text_completion"
+
+    def __init__(self, id: str, model: str, created: int, include_usage: bool, choices: int = 1) -> None:
+        super().__init__(id, model, created, include_usage, choices)
+        self._offsets = [0] * choices
+
+    def _choice_open(self, index: int) -> bytes:
+        return b'{"index":%d,"text":' % index
+
+    def _choice_close(self) -> bytes:
+        return b',"logprobs":'
+
+    def _finish_open(self, index: int) -> bytes:
+        return b'{"index":%d,"text":"","logprobs":null,"finish_reason":' % index
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        offset = self._offsets[index]
+        self._offsets[index] += sum(len(entry.token) for entry in entries)
+        return _logprobs_object(entries, offset)
+
+
+def complete(
+    id: str,
+    model: str,
+    created: int,
+    texts: Sequence[str],
+    reasons: Sequence[FinishReason],
+    usage: Usage,
+    logprobs: Sequence[Sequence[TokenLogprob]] | None = None,
+) -> dict[str, Any]:
+    """The answer without `stream`, as a JSON value (write it with `dumps`). Arguments as in `openai_chat.complete`."""
+    return {
+        "id": id,
+        "object": "text_completion",
+        "created": created,
+        "model": model,
+        "choices": [
+            {
+                "index": i,
+                "text": text,
+                "logprobs": None if logprobs is None else _logprobs_object(logprobs[i]),
+                "finish_reason": reason,
+            }
+            for i, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+        ],
+        "usage": usage_object(usage),
+    }
+
+
+__all__ = ["CompletionsEncoder", "complete", "dumps", "parse", "parse_prompts", "token_ids"]

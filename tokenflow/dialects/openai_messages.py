@@ -1,0 +1,116 @@
+"""Chat messages: what a client may send, as the plain mappings that a model's template renders.
+
+A template sees `role`, `content` as one string, and `name`, `tool_calls`, `tool_call_id` where given; each message is
+built anew from fields that were checked, so nothing of an unknown shape reaches a template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenflow.core.types import ChatPrompt
+from tokenflow.dialects.fields import (
+    INVALID_TYPE,
+    Fields,
+    as_object,
+    as_text,
+    missing,
+    shown,
+    unsupported,
+    wrong_type,
+)
+from tokenflow.errors import InvalidRequest
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Roles taken, and what a template hears. `developer` is OpenAI's newer word for `system`, which templates know."""
+
+
+def parse_messages(fields: Fields) -> ChatPrompt:
+    """The field `messages`.
+
+    Raises:
+        InvalidRequest: with `param` naming the place, as in `messages[2].content`.
+    """
+    items = fields.array("messages")
+    if items is None:
+        raise missing("messages")
+    if not items:
+        raise InvalidRequest("'messages' is empty; send at least one message.", param="messages")
+    return ChatPrompt(messages=tuple(_message(item, f"messages[{i}]") for i, item in enumerate(items)))
+
+
+def _message(item: object, path: str) -> Mapping[str, Any]:
+    fields = as_object(item, path)
+    role = fields.text("role")
+    if role is None:
+        raise missing(f"{path}.role")
+    if role not in ROLES:
+        raise InvalidRequest(
+            f"'{path}.role' must be one of {', '.join(ROLES)}; got {shown(role)}.", param=f"{path}.role"
+        )
+    calls = _tool_calls(fields) if role == "assistant" else []
+    message: dict[str, Any] = {"role": ROLES[role], "content": _content(fields, optional=bool(calls))}
+    name, call_id = fields.text("name"), fields.text("tool_call_id")
+    if name is not None:
+        message["name"] = name
+    if call_id is not None:
+        message["tool_call_id"] = call_id
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _content(fields: Fields, *, optional: bool) -> str:
+    value, path = fields.get("content"), fields.path("content")
+    if value is None:
+        if optional:  # an assistant that only called tools said nothing
+            return ""
+        raise InvalidRequest(
+            f"'{path}' must be a string or an array of parts, not null.", param=path, code=INVALID_TYPE
+        )
+    if isinstance(value, str):
+        return as_text(value, path)
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of parts", value)
+    if not value:
+        raise InvalidRequest(f"'{path}' has no parts.", param=path)
+    # Parts are pieces of one text, not lines: a client that wants a newline between them writes it.
+    return "".join(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
+
+
+def _part(item: object, path: str) -> str:
+    part = as_object(item, path)
+    kind = part.text("type")
+    if kind is None:
+        raise missing(f"{path}.type")
+    if kind != "text":
+        raise unsupported(f"{path}.type", f"only text parts are; got {shown(kind)}.")
+    text = part.text("text")
+    if text is None:
+        raise missing(f"{path}.text")
+    return text
+
+
+def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
+    """What an assistant called earlier in the conversation."""
+    calls = fields.array("tool_calls") or []
+    return [_tool_call(call, fields.path(f"tool_calls[{i}]")) for i, call in enumerate(calls)]
+
+
+def _tool_call(item: object, path: str) -> dict[str, Any]:
+    call = as_object(item, path)
+    kind = call.text("type") or "function"
+    if kind != "function":
+        raise unsupported(f"{path}.type", f"only function calls are; got {shown(kind)}.")
+    function = call.object("function")
+    if function is None:
+        raise missing(f"{path}.function")
+    name = function.text("name")
+    if name is None:
+        raise missing(f"{path}.function.name")
+    return {
+        "id": call.text("id") or "",
+        "type": kind,
+        "function": {"name": name, "arguments": function.text("arguments") or ""},
+    }
