@@ -1,0 +1,159 @@
+"""The stepper: every sequence has its own due time, and a step hands out what is due.
+
+A step with nothing due waits for the earliest due time, but never longer than a slice: then the loop can apply what
+came meanwhile (a new sequence, a cancel, credit), as after the step of a real model. `interrupt` ends the wait at once.
+Without waits (`wait=False`) a step only looks at the clock: so it runs in a Trio task, in mock time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
+
+from tokenflow.api import EngineError, InvalidRequest, Sequence, Step
+from tokenflow_synthetic.config import SyntheticConfig, plan
+from tokenflow_synthetic.vocabulary import check, detokenize
+from tokenflow_synthetic.words import steps
+
+SLICE_S = 0.002
+"""The longest step. Short beside a token of any model, long enough to cost no CPU."""
+REMEMBERED = 1024
+"""Requests whose counts are kept."""
+_END = Step(1, b"", "stop")
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """A sequence in its slot."""
+
+    plan: SyntheticConfig
+    steps: Iterator[Step]
+    prompt_tokens: int
+    due: float
+    interval_s: float
+    fault_at: float
+    """After this many tokens something is planned; infinite if nothing is."""
+    made: int = 0
+
+
+class SyntheticStepper:
+    """See the module.
+
+    Args:
+        config: what holds for every sequence whose prompt has no directive.
+        clock: seconds; `trio.current_time` in mock time.
+        wait: a step with nothing due waits, in the thread that it runs in.
+
+    Attributes:
+        generated: tokens made since the start.
+        made: tokens made, by request id; the last thousand requests.
+        last_id: the request that got a slot last.
+    """
+
+    def __init__(self, config: SyntheticConfig, *, clock: Callable[[], float] = monotonic, wait: bool = True) -> None:
+        self.config = config
+        self.generated = 0
+        self.prompt_tokens = 0
+        self.made: dict[str, int] = {}
+        self.last_id = ""
+        self.rows: dict[Sequence, Row] = {}
+        self.unwedge = threading.Event()
+        """Set it to free an engine that `wedge_at` hung."""
+        self._clock = clock
+        self._wait = wait
+        self._interrupt = threading.Event()
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.rows.clear()
+
+    def add(self, seq: Sequence) -> bool:
+        if len(self.rows) >= self.config.slots:
+            return False
+        request = seq.request
+        try:
+            check(request.prompt)
+        except ValueError as exc:
+            raise InvalidRequest(f"The prompt does not hold: {exc}.", param="prompt") from exc
+        own = plan(self.config, detokenize(request.prompt)) if self.config.directives else self.config
+        if own.raise_in_add:
+            raise EngineError("A planned fault: raise_in_add.")
+        prefill_s = own.prefill_ms / 1000 + len(request.prompt) / (own.prefill_tokens_per_s or math.inf)
+        faults = [at for at in (own.raise_at, own.break_at, own.hang_at, own.wedge_at) if at is not None]
+        row = Row(
+            plan=own,
+            steps=steps(own, request),
+            prompt_tokens=len(request.prompt),
+            due=self._clock() + prefill_s if prefill_s else -math.inf,
+            interval_s=1 / own.tokens_per_s if own.tokens_per_s else 0.0,
+            fault_at=min(faults, default=math.inf),
+        )
+        seq.data = self.rows[seq] = row
+        self._remember(request.id)
+        return True
+
+    def remove(self, seq: Sequence) -> None:
+        self.rows.pop(seq, None)
+
+    def interrupt(self, seq: Sequence | None) -> None:
+        self._interrupt.set()
+
+    def step(self, run: list[Sequence]) -> Iterator[tuple[Sequence, Step]]:
+        now = self._clock()
+        due = [seq for seq in run if seq.data.due <= now]
+        if not due:
+            if self._wait:
+                self._sleep(min(seq.data.due for seq in run) - now)
+            return
+        for seq in due:
+            row: Row = seq.data
+            if row.made >= row.fault_at:
+                yield from self._fault(seq, row)
+                continue
+            yield seq, self._take(seq, row)
+            if row.interval_s:  # late: no catching up by more than the token that is late
+                row.due = max(row.due + row.interval_s, now)
+
+    def _take(self, seq: Sequence, row: Row) -> Step:
+        if not row.made:
+            self.prompt_tokens += row.prompt_tokens
+        step = self._take_some(seq, row) if row.plan.tokens_per_step > 1 else next(row.steps, _END)
+        row.made += step.tokens
+        self.generated += step.tokens
+        self.made[seq.request.id] = self.made.get(seq.request.id, 0) + step.tokens
+        return step
+
+    def _take_some(self, seq: Sequence, row: Row) -> Step:
+        most = min(row.plan.tokens_per_step, seq.request.max_tokens - row.made, row.fault_at - row.made)
+        some = list(islice(row.steps, int(most)))
+        if not some:
+            return _END
+        logprobs = tuple(logprob for step in some for logprob in step.logprobs)
+        return Step(len(some), b"".join(step.piece for step in some), None, logprobs)
+
+    def _fault(self, seq: Sequence, row: Row) -> Iterator[tuple[Sequence, Step]]:
+        if row.made == row.plan.raise_at:
+            yield seq, Step(error=EngineError(f"A planned fault: raise_at {row.made}."))
+        elif row.made == row.plan.break_at:
+            raise EngineError(f"A planned fault: break_at {row.made}.")
+        elif row.made == row.plan.wedge_at:
+            self.unwedge.wait()
+            row.fault_at = math.inf
+        else:
+            row.due = math.inf
+
+    def _sleep(self, duration_s: float) -> None:
+        self._interrupt.wait(min(max(duration_s, 0.0), SLICE_S))
+        self._interrupt.clear()
+
+    def _remember(self, request_id: str) -> None:
+        self.last_id = request_id
+        self.made.setdefault(request_id, 0)
+        while len(self.made) > REMEMBERED:
+            del self.made[next(iter(self.made))]
