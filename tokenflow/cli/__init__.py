@@ -1,0 +1,22 @@
+"""The command line: `tokenflow serve`, `chat`, `pull`, `config`, `plugins`, `engine`."""
+
+from __future__ import annotations
+
+import click
+
+from tokenflow import __version__
+from tokenflow.cli.config import config
+from tokenflow.cli.engine import engine
+from tokenflow.cli.group import Group
+from tokenflow.cli.plugins import plugins
+from tokenflow.cli.serve import serve
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tokenflow")
+def main() -> None:
+    """Stream tokens from a language model on your own hardware to everyone who reads from it."""
+
+
+for command in (serve, config, plugins, engine):
+    main.add_command(command)

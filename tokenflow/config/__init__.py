@@ -14,7 +14,9 @@ from tokenflow.config.model import (
 )
 from tokenflow.config.raw import Flag
 from tokenflow.config.rules import is_loopback
+from tokenflow.config.schema import schema
 from tokenflow.config.show import show
+from tokenflow.config.template import template
 
 __all__ = [
     "AuthConfig",
@@ -31,5 +33,7 @@ __all__ = [
     "TimeoutsConfig",
     "is_loopback",
     "load",
+    "schema",
     "show",
+    "template",
 ]

@@ -1,0 +1,51 @@
+"""Logs for a terminal or a journal: one line a record, on stderr.
+
+An exception is its type, message and place on that same line; its whole trace follows only at level debug. So a log
+can be searched by line, and an attacker's text cannot forge one.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import click
+
+LEVELS = ("debug", "info", "warning", "error")
+
+log_level_option = click.option(
+    "--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="What to log, on stderr."
+)
+
+
+class OneLine(logging.Formatter):
+    """`2026-01-31 12:00:00 warning tokenflow.http: text`."""
+
+    def __init__(self, *, traces: bool) -> None:
+        super().__init__(datefmt="%Y-%m-%d %H:%M:%S")
+        self.traces = traces
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = (
+            f"{self.formatTime(record, self.datefmt)} {record.levelname.lower()} {record.name}: {record.getMessage()}"
+        )
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            text += f" ({_summary(error)})"
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return f"{line}\n{''.join(traceback.format_exception(error)).rstrip()}" if self.traces and error else line
+
+
+def start_logging(level: str) -> None:
+    """Log to stderr from `level` on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine(traces=level == "debug"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # The client library tells of every request it makes; that is for debugging alone.
+    logging.getLogger("httpx2").setLevel(logging.WARNING if level != "debug" else logging.DEBUG)
+
+
+def _summary(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

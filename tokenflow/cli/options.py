@@ -1,0 +1,77 @@
+"""Options that several commands share, and what they lead to: a loaded configuration with its plugins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from tokenflow.config import Flag, Loaded, load
+from tokenflow.config.raw import PREFIX
+from tokenflow.engines.registry import Registry
+from tokenflow.errors import StartupError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SEARCHED = (Path("tokenflow.toml"), Path("conf/tokenflow.toml"))
+"""Where a configuration is looked for, after `-c` and `$TOKENFLOW_CONFIG`."""
+
+config_option = click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    envvar="TOKENFLOW_CONFIG",
+    show_envvar=True,
+    help=f"Configuration file. Otherwise the first that exists of {', '.join(map(str, SEARCHED))}.",
+)
+set_option = click.option(
+    "--set",
+    "sets",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Set a key over file and environment, e.g. --set stream.window=32. Repeatable.",
+)
+
+
+def config_options(command: F) -> F:
+    """`-c` and `--set`."""
+    return config_option(set_option(command))
+
+
+def open_config(
+    path: Path | None, sets: Iterable[str], flags: Mapping[str, Flag] | None = None
+) -> tuple[Loaded, Registry]:
+    """Load the configuration and the plugins that it names. Raises ConfigError."""
+    registry = Registry()
+    loaded = load(find_config(path), os.environ, _overrides(sets) | dict(flags or {}), registry)
+    return loaded, registry
+
+
+def find_config(given: Path | None) -> Path | None:
+    """The file to read; None: the environment alone is meant to configure. Raises StartupError where nothing does."""
+    if given is not None:
+        return given
+    for path in SEARCHED:
+        if path.exists():
+            return path
+    if any(name.startswith(PREFIX) and "__" in name for name in os.environ):
+        return None
+    places = " nor ".join(map(str, SEARCHED))
+    raise StartupError(
+        f"no configuration: there is neither {places} here. Name one with -c FILE or TOKENFLOW_CONFIG, "
+        "or write one with `tokenflow config template > tokenflow.toml`"
+    )
+
+
+def _overrides(sets: Iterable[str]) -> dict[str, object]:
+    overrides: dict[str, object] = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r} has no '='; write --set server.port=9000", param_hint="--set")
+        overrides[key.strip()] = value.strip()
+    return overrides

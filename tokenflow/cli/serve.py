@@ -1,0 +1,48 @@
+"""`tokenflow serve`."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import click
+import trio
+
+from tokenflow.cli.logs import log_level_option, start_logging
+from tokenflow.cli.options import config_options, open_config
+from tokenflow.config import Config, Flag
+
+
+@click.command()
+@config_options
+@click.option("--host", help="Address to listen on; server.host.")
+@click.option("--port", type=int, help="Port to listen on, 0 for any free one; server.port.")
+@log_level_option
+def serve(path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None, log_level: str) -> None:
+    """Serve the configured models over HTTP until a signal ends it.
+
+    SIGTERM and SIGINT let live streams end, for server.drain_s; a second one does not.
+    """
+    start_logging(log_level)
+    flags = {"server.host": Flag("--host", host), "server.port": Flag("--port", port)}
+    given = {key: flag for key, flag in flags.items() if flag.value is not None}
+    loaded, registry = open_config(path, sets, given)
+    from tokenflow.http.serve import run  # here, so that the other commands start without the web framework
+
+    trio.run(partial(run, loaded.config, registry, on_ready=partial(announce, loaded.config)))
+
+
+def announce(config: Config, url: str) -> None:
+    """Say where the server is and how to try it."""
+    models = ", ".join(config.models)
+    click.echo(f"Serving {models} on {url}\nTry it:\n  {curl_line(config, url)}\nor: tokenflow chat --url {url}")
+
+
+def curl_line(config: Config, url: str) -> str:
+    """A line to paste into a shell that streams from the first model."""
+    model = next(iter(config.models))
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
+    quoted = json.dumps(body).replace("'", "\\u0027")  # a quote in a model's id would end the shell's string
+    key = '-H "Authorization: Bearer $TOKENFLOW_KEY" ' if config.auth.keys else ""
+    return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{quoted}'"
