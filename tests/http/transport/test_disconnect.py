@@ -55,7 +55,7 @@ async def test_while_the_response_is_streamed(serving, connect, how):
 
 @HOW
 async def test_while_a_send_is_blocked(connect_small, how):
-    """Stock: told by the reader, but the send itself stays blocked after a half-close."""
+    """Stock: the send stays blocked after a half-close, and otherwise returns as if all were well."""
     told = trio.Event()
 
     async def handler(scope, receive, send):

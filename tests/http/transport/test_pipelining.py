@@ -48,6 +48,15 @@ async def test_a_request_cut_in_two_by_a_response(serving, connect, echo):
     assert (await client.response())[1] == b"/two"
 
 
+async def test_a_held_upgrade_to_h2_is_ignored(serving, connect, echo):
+    client = await connect(await serving(echo))
+    await client.get("/one")
+    await client.get("/two", "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\n")
+    for path in (b"/one", b"/two"):
+        echo.go.release()
+        assert (await client.response())[1] == path
+
+
 async def test_no_more_than_64_KiB_are_held(serving, connect, echo):
     """Stock: reads 64 KiB and then parks, so the client hangs instead of failing."""
     client = await connect(await serving(echo))

@@ -14,6 +14,7 @@ import math
 import select
 import socket
 import struct
+import traceback
 from contextlib import suppress
 from typing import Any
 
@@ -90,7 +91,7 @@ class Connection(TCPServer):
         except* _NETWORK_ERRORS:
             pass
         except* Exception as group:
-            await self.config.log.error("connection from %s dropped: %r", self._peer, _first(group))
+            await self.config.log.error("connection from %s dropped: %s", self._peer, _where(group))
         finally:
             self.close()
 
@@ -231,7 +232,9 @@ async def _wait_hangup(sock: socket.socket) -> None:
         await trio.lowlevel.wait_readable(epoll.fileno())
 
 
-def _first(error: BaseException) -> BaseException:
+def _where(error: BaseException) -> str:
+    """Name the first exception and its line, but nothing of what the client sent: it may hold a key."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return error
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {last.filename}:{last.lineno}"

@@ -77,6 +77,12 @@ class CorrectedH11Protocol(H11Protocol):
         if self.connection.our_state is h11.IDLE and self.connection.trailing_data[0]:
             self.task_group.spawn(self._handle_events)
 
+    async def _check_protocol(self, event: h11.Request) -> None:
+        # A change to HTTP/2 is the connection's first request or none. Later it may be a held one, parsed by a task
+        # that cannot replace the protocol; the upgrade is then ignored, as RFC 9110 section 7.8 allows.
+        if self.keep_alive_requests == 0:
+            await super()._check_protocol(event)
+
     async def _create_stream(self, request: h11.Request) -> None:
         self._is_head = request.method == b"HEAD"
         if (status := _refusal(request, self.config.h11_max_incomplete_size)) is not None:
