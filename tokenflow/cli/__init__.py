@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 
 from tokenflow import __version__
+from tokenflow.cli.chat import chat
 from tokenflow.cli.config import config
 from tokenflow.cli.engine import engine
 from tokenflow.cli.group import Group
 from tokenflow.cli.plugins import plugins
+from tokenflow.cli.pull import pull
 from tokenflow.cli.serve import serve
 
 
@@ -18,5 +20,5 @@ def main() -> None:
     """Stream tokens from a language model on your own hardware to everyone who reads from it."""
 
 
-for command in (serve, config, plugins, engine):
+for command in (serve, chat, pull, config, plugins, engine):
     main.add_command(command)

@@ -8,6 +8,9 @@ import click
 
 from tokenflow.errors import ConfigError, TokenflowError
 
+INTERRUPTED = 130
+"""The exit code of a shell command that SIGINT ended."""
+
 
 class Group(click.Group):
     """A group of commands that all fail alike."""
@@ -15,6 +18,8 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
         except (TokenflowError, BaseExceptionGroup) as exc:
             known = _known(exc)
             if not known:

@@ -1,0 +1,111 @@
+"""`tokenflow chat`: one answer, or a conversation."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+import trio
+
+from tokenflow.cli.group import INTERRUPTED
+
+if TYPE_CHECKING:
+    from tokenflow.cli.talk import Message, Reply, Talk
+
+
+@click.command()
+@click.argument("message", required=False)
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, envvar="TOKENFLOW_URL", show_envvar=True)
+@click.option("--model", help="The model's id; the server's first otherwise.")
+@click.option("--key", envvar="TOKENFLOW_KEY", show_envvar=True, help="API key.")
+@click.option("--system", help="A system message in front.")
+@click.option("--max-tokens", type=click.IntRange(min=1))
+@click.option("--temperature", type=click.FloatRange(min=0))
+@click.pass_context
+def chat(
+    ctx: click.Context,
+    message: str | None,
+    url: str,
+    model: str | None,
+    key: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+) -> None:
+    """Ask a server for MESSAGE and show the answer as it comes; without MESSAGE, have a conversation.
+
+    Ctrl-C ends the answer: the server stops generating. In a conversation you are back at the prompt; Ctrl-D leaves.
+    """
+    from tokenflow.cli.talk import Talk  # here, for the HTTP client is slow to import
+
+    options = {
+        name: value for name, value in (("max_tokens", max_tokens), ("temperature", temperature)) if value is not None
+    }
+    talk = Talk(url=url.rstrip("/"), key=key, model=model, options=options)
+    history: list[Message] = [{"role": "system", "content": system}] if system else []
+    if message is None and sys.stdin.isatty():
+        converse(talk, history)
+        return
+    text = message if message is not None else sys.stdin.read()
+    reply = say(talk, [*history, {"role": "user", "content": text}])
+    if reply.interrupted:
+        ctx.exit(INTERRUPTED)
+
+
+def converse(talk: Talk, history: list[Message], ask_for: Callable[[str], str] = input) -> None:
+    """Prompt, answer, and again, until the end of input.
+
+    The prompt is the terminal's own, outside of Trio: line editing works, and Ctrl-C there is an ordinary
+    KeyboardInterrupt. Only the answer runs in Trio.
+    """
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # arrow keys and history for input()
+    while True:
+        try:
+            text = ask_for("> ")
+        except EOFError:
+            click.echo()
+            return
+        except KeyboardInterrupt:
+            click.echo("\n(Ctrl-D leaves)")
+            continue
+        if text.strip():
+            history += _turn(talk, history, text)
+
+
+def _turn(talk: Talk, history: list[Message], text: str) -> list[Message]:
+    """What was asked and answered, to remember; nothing if it failed, so that it can be asked again."""
+    from tokenflow.cli.talk import ChatError
+
+    asked: Message = {"role": "user", "content": text}
+    try:
+        reply = say(talk, [*history, asked])
+    except ChatError as exc:
+        click.echo(f"tokenflow: {exc.message}", err=True)
+        return []
+    # An answer that was cut short was still said; without any, two user messages would follow each other.
+    return [asked, {"role": "assistant", "content": reply.text}] if reply.text else []
+
+
+def say(talk: Talk, messages: list[Message]) -> Reply:
+    """One answer to the terminal, with a line end after it, however it ends."""
+    begun = False
+
+    def show(text: str) -> None:
+        nonlocal begun
+        begun = True
+        click.echo(printable(text), nl=False)
+
+    try:
+        return trio.run(talk.ask, messages, show)
+    finally:
+        if begun:
+            click.echo()
+
+
+def printable(text: str) -> str:
+    """Without control characters: a model must not be able to drive the reader's terminal."""
+    return "".join(c for c in text if c.isprintable() or c in "\n\t " or ord(c) >= 0xA0)
