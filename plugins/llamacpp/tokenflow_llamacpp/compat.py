@@ -1,0 +1,109 @@
+"""What of cyllama depends on its release, and what of llama.cpp belongs to the whole process.
+
+cyllama 0.2.18 is the last release for Python 3.11; 0.7 needs 3.12. Nothing here asks for a version: it asks the classes
+what they have.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+from collections import deque
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+# llama.cpp has one log for the process, so there is one place it is kept: the last error lines, each with the thread
+# that was in llama.cpp, so that two engines that load at once don't read each other's.
+_ERROR_LEVEL = 4
+_log: deque[tuple[int, str]] = deque(maxlen=64)
+
+
+def _keep(level: int, text: str) -> None:
+    if level == _ERROR_LEVEL:
+        _log.append((get_ident(), text.strip()))
+
+
+def load_library() -> Any:
+    """Import cyllama's llama.cpp, silent, with its backends registered. Repeatable."""
+    # OpenMP threads that spin between steps cost a second busy process up to five times its speed. Read at load.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    import cyllama.llama.llama_cpp as library
+
+    # A callback that is set once and never changed: llama.cpp keeps function and argument in two variables, and another
+    # engine's thread may be just between reading the one and the other.
+    if getattr(library, "_active_log_callback", None) is not _keep:
+        library.set_log_callback(_keep)
+        atexit.register(library.disable_logging)  # static destructors log, when there is no interpreter any more
+        library.ggml_backend_load_all()
+        library.llama_backend_init()
+    return library
+
+
+def last_error() -> str:
+    """The most telling line that llama.cpp logged as an error in this thread, or nothing; forgets them all."""
+    here = get_ident()
+    lines = [line for thread, line in _log if thread == here and line]
+    _log.clear()
+    telling = [line for line in lines if "error" in line.lower()]  # what follows only says that loading failed
+    return (telling or lines or [""])[-1]
+
+
+def model_class(library: Any) -> Any:
+    """`LlamaModel`, with the `n_vocab` that `LlamaContext.get_logits_ith` of 0.2 looks for on it in vain."""
+    base = library.LlamaModel
+    if hasattr(base, "n_vocab"):
+        return base
+
+    class Model(base):  # type: ignore[misc, valid-type]  # cyllama is untyped
+        n_vocab = 0
+
+    return Model
+
+
+def load_model(library: Any, path: Path, gpu_layers: int | None) -> Any:
+    params = library.LlamaModelParams()
+    if gpu_layers is not None:
+        params.n_gpu_layers = gpu_layers
+    model = model_class(library)(str(path), params, verbose=False)
+    if type(model) is not library.LlamaModel:
+        model.n_vocab = model.get_vocab().n_vocab
+    return model
+
+
+def get(owner: Any, name: str) -> Any:
+    """A value that is a property in one release and a method in another."""
+    value = getattr(owner, name, None)
+    return value() if callable(value) else value
+
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _gpt2_bytes() -> dict[str, int]:
+    """GPT-2's alphabet: each byte as a printable character (`bytes_to_unicode` in its encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_GPT2_BYTES = _gpt2_bytes()
+
+
+def token_bytes(vocab: Any, token: int) -> bytes:
+    """A token's exact bytes, control tokens included.
+
+    0.2's `token_to_piece` is a str, in which the bytes of half a character are lost; the vocabulary's own spelling of
+    the token has them, in one of two alphabets.
+    """
+    if hasattr(vocab, "token_to_bytes"):
+        return bytes(vocab.token_to_bytes(token, 0, True))
+    piece: str = vocab.token_to_piece(token, 0, True)
+    if "\ufffd" not in piece:
+        return piece.encode()
+    spelling: str = vocab.get_text(token)
+    if match := _BYTE_TOKEN.fullmatch(spelling):
+        return bytes([int(match[1], 16)])
+    raw = bytes(_GPT2_BYTES.get(char, 0) for char in spelling)
+    return raw if raw.decode(errors="replace") == piece else piece.encode()

@@ -1,0 +1,222 @@
+"""Continuous batching on one llama.cpp context.
+
+Each step decodes one batch: the next token of every sequence that is decoding, and prompt tokens with what room there
+is, first come first served. While somebody decodes, prompts get `prefill_chunk` tokens a step, so that a long prompt
+does not hold up the others; while nobody does, the whole batch. Logits are asked for where a token will be drawn, and
+nowhere else.
+
+* A paused sequence is one that is not in the batch. It costs nothing.
+* Interrupting sets a flag that llama.cpp polls between the operations of a decode. It ends the whole batch's step, and
+  leaves some of its tokens in the cache: every row is set back to where it was, and the next step does it again. The
+  flag may come at any moment, also between two steps. So a step first clears it, then leaves out who is cancelled:
+  `cancelled` is written before the flag, so a flag that was cleared unseen has already had its effect.
+* Recurrent and hybrid models cannot be set back, so they are not interrupted, and have no prefix cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tokenflow.api import EngineError, EngineInfo, InvalidRequest, Sequence, Step
+from tokenflow.errors import ContextLengthExceeded
+from tokenflow_llamacpp.config import LlamaConfig
+from tokenflow_llamacpp.loading import Loaded, load
+from tokenflow_llamacpp.sampling import Samplers, token_logprob
+from tokenflow_llamacpp.slots import Slot, Slots
+from tokenflow_llamacpp.vocabulary import Vocabulary
+
+logger = logging.getLogger("tokenflow.llamacpp")
+
+_END = Step(1, b"", "stop")
+
+
+class Job:
+    """What a sequence is to this stepper."""
+
+    __slots__ = ("decoding", "logprobs", "owns_sampler", "sampler", "slot", "todo")
+
+    def __init__(self, slot: Slot, todo: list[int], sampler: Any, owns_sampler: bool, logprobs: int | None) -> None:
+        self.slot = slot
+        self.todo = todo
+        """Tokens to evaluate: of the prompt, later the one drawn last."""
+        self.sampler = sampler
+        self.owns_sampler = owns_sampler
+        self.logprobs = logprobs
+        self.decoding = False
+        """It has drawn a token."""
+
+
+Row = tuple[Sequence, int, int | None]
+"""A sequence's part of a batch: how many tokens, and where its logits will be."""
+
+
+class LlamaStepper:
+    """llama.cpp as a `Stepper`.
+
+    Args:
+        config: what to load, in `open`.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        self._config = config
+        self._context: Any = None
+        self._everybody_leaves = False
+        self.info: EngineInfo
+        self.vocabulary: Vocabulary
+        self.slots: Slots
+        self.prompt_tokens = 0
+        """Counter: prompt tokens evaluated."""
+        self.interrupted = 0
+        """Counter: steps cut short."""
+
+    def open(self) -> None:
+        loaded = self._loaded = load(self._config)
+        self.info = loaded.info
+        self.vocabulary = loaded.vocabulary
+        self._samplers = Samplers(loaded.library, loaded.vocabulary)
+        self._batch = loaded.batch
+        self._can_cut = loaded.can_cut
+        self.slots = _slots(loaded)
+        self._context = loaded.context
+        if not loaded.can_cut:
+            logger.warning("%s is recurrent: no prefix cache, and a cancel waits for the step.", loaded.info.model)
+
+    def close(self) -> None:
+        context, self._context = self._context, None
+        self._samplers.close()
+        self._batch.close()
+        context.close()
+        del self._loaded  # the model goes with the last one who tokenizes
+
+    def add(self, seq: Sequence) -> bool:
+        request = seq.request
+        total = len(request.prompt) + request.max_tokens
+        if total > self.info.context_length:
+            raise ContextLengthExceeded(
+                limit=self.info.context_length, prompt=len(request.prompt), requested=request.max_tokens
+            )
+        if not self.slots.has_room(total):
+            return False
+        try:
+            self.vocabulary.check(request.prompt)
+        except ValueError as exc:
+            raise InvalidRequest(str(exc), param="prompt") from exc
+        sampler, owned = self._samplers.make(request)
+        slot = self.slots.take(request.prompt, total)
+        assert slot is not None
+        seq.cached_tokens = len(slot.tokens)
+        seq.data = Job(slot, list(request.prompt[len(slot.tokens) :]), sampler, owned, request.logprobs)
+        return True
+
+    def remove(self, seq: Sequence) -> None:
+        job: Job = seq.data
+        seq.data = None
+        self.slots.release(job.slot)
+        if job.owns_sampler:
+            job.sampler.close()
+
+    def interrupt(self, seq: Sequence | None) -> None:
+        context = self._context
+        if context is None or not self._can_cut:
+            return
+        if seq is None:
+            self._everybody_leaves = True
+        context.cancel = True
+
+    def step(self, run: list[Sequence]) -> list[tuple[Sequence, Step]]:
+        self._context.cancel = False
+        if self._everybody_leaves:
+            self._everybody_leaves = False
+            return []
+        rows = self._fill([seq for seq in run if not seq.cancelled])
+        if not rows:
+            return []
+        try:
+            self._context.decode(self._batch)
+        except InterruptedError:
+            self.interrupted += 1
+            self._everybody_leaves = False
+            return self._set_back(rows)
+        except ValueError as exc:
+            return self._set_back(rows) or self._no_room(rows, exc)
+        except RuntimeError as exc:
+            self.slots.wipe_all()  # nothing is known about the cache any more
+            raise EngineError(f"llama.cpp failed to decode: {exc}.") from exc
+        return self._draw_all(rows)
+
+    def _fill(self, run: list[Sequence]) -> list[Row]:
+        batch, rows = self._batch, []
+        batch.reset()
+        add = batch.add
+        prefilling = []
+        for seq in run:
+            job: Job = seq.data
+            if len(job.todo) > 1:
+                prefilling.append(seq)
+                continue
+            add(job.todo[0], len(job.slot.tokens), job.slot.ids, True)
+            rows.append((seq, 1, len(rows)))
+        room = self._loaded.batch_tokens - len(rows)
+        if rows:
+            room = min(room, self._config.prefill_chunk)
+        for seq in prefilling:
+            if room <= 0:
+                break
+            room -= self._fill_prompt(seq, room, rows)
+        return rows
+
+    def _fill_prompt(self, seq: Sequence, room: int, rows: list[Row]) -> int:
+        job: Job = seq.data
+        ids, at, last = job.slot.ids, len(job.slot.tokens), len(job.todo) - 1
+        part = job.todo[:room]
+        add = self._batch.add
+        for offset, token in enumerate(part):
+            add(token, at + offset, ids, offset == last)
+        rows.append((seq, len(part), self._batch.n_tokens - 1 if len(part) > last else None))
+        return len(part)
+
+    def _set_back(self, rows: list[Row]) -> list[tuple[Sequence, Step]]:
+        """Undo what a step left; whoever cannot be set back has failed."""
+        failed = [seq for seq, _, _ in rows if not self.slots.set_back(seq.data.slot)]
+        for seq in failed:
+            self.slots.wipe(seq.data.slot)
+        return [(seq, Step(error=EngineError("The model's memory could not be set back."))) for seq in failed]
+
+    def _no_room(self, rows: list[Row], cause: Exception) -> list[tuple[Sequence, Step]]:
+        """Against the reservations the cache is full: what is only kept goes, then the latest sequence."""
+        logger.warning("llama.cpp found no room in its KV cache: %s", cause)
+        if self.slots.drop_kept():
+            return []
+        return [(rows[-1][0], Step(error=EngineError(f"llama.cpp found no room in its KV cache: {cause}.")))]
+
+    def _draw_all(self, rows: list[Row]) -> list[tuple[Sequence, Step]]:
+        steps = []
+        for seq, count, index in rows:
+            job: Job = seq.data
+            job.slot.tokens += job.todo[:count]
+            del job.todo[:count]
+            if not job.decoding:
+                self.prompt_tokens += count
+            if index is not None:
+                try:
+                    steps.append((seq, self._draw(job, index)))
+                except Exception as exc:
+                    steps.append((seq, Step(error=exc)))
+        return steps
+
+    def _draw(self, job: Job, index: int) -> Step:
+        token: int = job.sampler.sample(self._context, index)
+        job.todo.append(token)
+        job.decoding = True
+        if token in self.vocabulary.ends:  # where they are ignored they are banned
+            return _END
+        if job.logprobs is None:
+            return Step(1, self.vocabulary.pieces[token])
+        logits = self._context.get_logits_ith(index)
+        logprob = token_logprob(logits, token, job.logprobs, self.vocabulary)
+        return Step(1, self.vocabulary.pieces[token], logprobs=(logprob,))
+
+
+def _slots(loaded: Loaded) -> Slots:
+    return Slots(loaded.context, slots=loaded.info.slots, capacity=loaded.capacity, keep=loaded.keep_prefixes)
