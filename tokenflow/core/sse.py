@@ -102,7 +102,8 @@ class Parser:
         self._type = ""
         self._id = ""
         self._limit = limit_chars
-        self._held = 0
+        self._line_held = 0
+        self._data_held = 0
 
     def feed(self, data: bytes) -> list[Event]:
         """Take bytes as they came; return the events that they complete.
@@ -127,16 +128,17 @@ class Parser:
             if self._line:
                 line = "".join(self._line) + line
                 self._line.clear()
+                self._line_held = 0
             if (dispatched := self._take(line)) is not None:
                 events.append(dispatched)
         if rest:
             self._line.append(rest)
-            self._hold(len(rest))
+            self._line_held += len(rest)
+            self._check_held()
         return events
 
-    def _hold(self, size: int) -> None:
-        self._held += size
-        if self._held > self._limit:
+    def _check_held(self) -> None:
+        if self._line_held + self._data_held > self._limit:
             raise ValueError(f"an event is longer than {self._limit} characters")
 
     def _take(self, line: str) -> Event | None:
@@ -146,7 +148,8 @@ class Parser:
         value = value.removeprefix(" ")
         if name == "data":
             self._data.append(value)
-            self._hold(len(value))
+            self._data_held += len(value) + 1
+            self._check_held()
         elif name == "event":
             self._type = value
         elif name == "id" and "\0" not in value:
@@ -158,7 +161,7 @@ class Parser:
     def _dispatch(self) -> Event | None:
         self.last_event_id = self._id
         data, kind = self._data, self._type
-        self._data, self._type, self._held = [], "", 0
+        self._data, self._type, self._data_held = [], "", 0
         if not data:
             return None
         return Event("\n".join(data), kind or "message", self._id)
