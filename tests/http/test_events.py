@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
-from tests.service.conftest import STEP_S, OpenRig, rig  # noqa: F401  # the fixture
+from tests.service.conftest import STEP_S, open_rig
 from tokenflow.dialects.openai_chat import ChatEncoder
 from tokenflow.http.events import EventBody
 
@@ -20,10 +21,10 @@ def body(reader: Any, heartbeat_s: float = 15.0) -> EventBody:
 
 
 @pytest.mark.parametrize("phase", ["queue", "prefill", "decode"])
-async def test_silence_is_filled_in_every_phase_and_postpones_nothing(rig: OpenRig, phase: str) -> None:  # noqa: F811
+async def test_silence_is_filled_in_every_phase_and_postpones_nothing(autojump_clock: MockClock, phase: str) -> None:
     engine = {"queue": {"slots": 1}, "prefill": {"prefill_ms": 10_000_000}, "decode": {"hang_at": 2}}[phase]
     code = {"queue": "queue_timeout", "prefill": "prefill_timeout", "decode": "idle_timeout"}[phase]
-    async with rig(timeouts={f"{code}_s": 50.0}, **engine) as r:
+    async with open_rig(timeouts={"idle_timeout_s": 500.0} | {f"{code}_s": 50.0}, **engine) as r:
         if phase == "queue":
             _, hog = await r.open('{"synthetic": {"hang_at": 1}}')
             await trio.sleep(1)
@@ -43,8 +44,8 @@ async def test_silence_is_filled_in_every_phase_and_postpones_nothing(rig: OpenR
             hog.close()
 
 
-async def test_the_headers_go_out_before_anything_is_waited_for(rig: OpenRig) -> None:  # noqa: F811
-    async with rig(prefill_ms=20_000) as r:
+async def test_the_headers_go_out_before_anything_is_waited_for(autojump_clock: MockClock) -> None:
+    async with open_rig(prefill_ms=20_000) as r:
         _, reader = await r.open()
         first = await anext(aiter(body(reader)))
         assert trio.current_time() == 0.0
@@ -52,8 +53,8 @@ async def test_the_headers_go_out_before_anything_is_waited_for(rig: OpenRig) ->
         reader.close()
 
 
-async def test_what_was_handed_on_counts_only_when_the_next_is_asked_for(rig: OpenRig) -> None:  # noqa: F811
-    async with rig(stream={"window": 4}) as r:
+async def test_what_was_handed_on_counts_only_when_the_next_is_asked_for(autojump_clock: MockClock) -> None:
+    async with open_rig(stream={"window": 4}) as r:
         stream, reader = await r.open(max_tokens=100)
         pieces = aiter(body(reader))
         await anext(pieces)

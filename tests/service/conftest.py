@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import pytest
 import trio
 from tokenflow_synthetic.config import SyntheticConfig
 from tokenflow_synthetic.engine import SyntheticEngine, open_in_task
@@ -65,8 +64,9 @@ class Rig:
 
     async def settle(self) -> None:
         """Wait until no stream is alive and its record has reached the sink."""
-        while self.service.live_streams:
-            await trio.sleep(STEP_S / 10)
+        with trio.fail_after(1000):
+            while self.service.live_streams:
+                await trio.sleep(STEP_S / 10)
         await trio.testing.wait_all_tasks_blocked()
 
 
@@ -80,15 +80,6 @@ async def read_all(reader: StreamReader) -> list[tuple[int, Any]]:
     return events
 
 
-OpenRig = Callable[..., AbstractAsyncContextManager[Rig]]
-
-
-@pytest.fixture
-def rig(autojump_clock: trio.testing.MockClock) -> OpenRig:
-    """`async with rig(tokens_per_s=…, slots=…, timeouts={…}, limits={…}, stream={…}) as r:` on a mock clock."""
-    return open_rig
-
-
 @asynccontextmanager
 async def open_rig(
     *,
@@ -99,6 +90,7 @@ async def open_rig(
     open_engine: Any = None,
     **engine: Any,
 ) -> AsyncIterator[Rig]:
+    """`async with open_rig(tokens_per_s=…, slots=…, timeouts={…}, stream={…}) as r:`, on a mock clock."""
     config = Config(
         server=ServerConfig(**server or {}),
         timeouts=TimeoutsConfig(**timeouts or {}),

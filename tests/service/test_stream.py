@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import trio
 from tokenflow_synthetic import generate
+from trio.testing import MockClock
 
-from tests.service.conftest import STEP_S, OpenRig, read_all
+from tests.service.conftest import STEP_S, open_rig, read_all
 from tokenflow.core.lifecycle import Admitted, FirstToken, SlotTaken
 from tokenflow.core.states import Phase
 from tokenflow.core.types import Delta
@@ -22,8 +23,8 @@ def directive(**keys: Any) -> str:
     return json.dumps({"synthetic": keys})
 
 
-async def test_it_generates_what_the_engine_says(rig: OpenRig) -> None:
-    async with rig() as r:
+async def test_it_generates_what_the_engine_says(autojump_clock: MockClock) -> None:
+    async with open_rig() as r:
         assert await r.whole("hello", max_tokens=20) == generate("hello", 20)
         await r.settle()
         [admitted, slot, first, ended] = r.sink.events
@@ -33,8 +34,8 @@ async def test_it_generates_what_the_engine_says(rig: OpenRig) -> None:
         assert sum(ended.gaps.counts) == 19
 
 
-async def test_the_end_is_one_record_and_the_last(rig: OpenRig) -> None:
-    async with rig(slots=3) as r:
+async def test_the_end_is_one_record_and_the_last(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=3) as r:
         _, reader = await r.open(max_tokens=5, n=3)
         events = await read_all(reader)
         assert [source for source, event in events if isinstance(event, Delta)].count(2) == 5
@@ -53,8 +54,8 @@ SPANS = {
 
 
 @pytest.mark.parametrize("code", SPANS)
-async def test_each_timeout_fires_to_the_tick_and_under_its_name(rig: OpenRig, code: str) -> None:
-    async with rig(timeouts={f"{code}_s": 8.0}, **SPANS[code]) as r:
+async def test_each_timeout_fires_to_the_tick_and_under_its_name(autojump_clock: MockClock, code: str) -> None:
+    async with open_rig(timeouts={f"{code}_s": 8.0}, **SPANS[code]) as r:
         if code == "queue_timeout":
             _, hog = await r.open(directive(hang_at=1))
             await trio.sleep(1)
@@ -72,16 +73,16 @@ async def test_each_timeout_fires_to_the_tick_and_under_its_name(rig: OpenRig, c
         assert error.code == code
         # A batch step may be in progress: the record comes when the slot is free.
         assert 8.0 <= trio.current_time() - counted_from <= 8.0 + STEP_S * 1.001
-        await r.settle()
-        record = r.sink.ended(stream.identity.id)
-        assert (record.reason, record.code, record.by) == ("error", code, "server")
         if code == "queue_timeout":
             assert trio.current_time() - began == 8.0
             hog.close()
+        await r.settle()
+        record = r.sink.ended(stream.identity.id)
+        assert (record.reason, record.code, record.by) == ("error", code, "server")
 
 
-async def test_idle_is_suspended_for_a_reader_that_takes_nothing_and_total_is_not(rig: OpenRig) -> None:
-    async with rig(timeouts={"idle_timeout_s": 2.0, "total_timeout_s": 60.0}, stream={"window": 8}) as r:
+async def test_idle_is_suspended_for_a_reader_that_takes_nothing_and_total_is_not(autojump_clock: MockClock) -> None:
+    async with open_rig(timeouts={"idle_timeout_s": 2.0, "total_timeout_s": 60.0}, stream={"window": 8}) as r:
         began = trio.current_time()
         _, reader = await r.open(max_tokens=1000)
         await trio.sleep(30)
@@ -96,8 +97,8 @@ async def test_idle_is_suspended_for_a_reader_that_takes_nothing_and_total_is_no
         assert trio.current_time() - began == 60.0
 
 
-async def test_idle_starts_afresh_when_a_stalled_reader_takes_again(rig: OpenRig) -> None:
-    async with rig(timeouts={"idle_timeout_s": 2.0}, stream={"window": 4}, hang_at=4) as r:
+async def test_idle_starts_afresh_when_a_stalled_reader_takes_again(autojump_clock: MockClock) -> None:
+    async with open_rig(timeouts={"idle_timeout_s": 2.0}, stream={"window": 4}, hang_at=4) as r:
         _, reader = await r.open()
         await trio.sleep(30)
         records = await reader.read()
@@ -109,9 +110,9 @@ async def test_idle_starts_afresh_when_a_stalled_reader_takes_again(rig: OpenRig
 
 
 @pytest.mark.parametrize("phase", [Phase.QUEUE, Phase.PREFILL, Phase.DECODE])
-async def test_a_reader_that_leaves_frees_the_slot_within_a_step(rig: OpenRig, phase: Phase) -> None:
+async def test_a_reader_that_leaves_frees_the_slot_within_a_step(autojump_clock: MockClock, phase: Phase) -> None:
     engine = {"prefill_ms": 20_000} if phase is Phase.PREFILL else {}
-    async with rig(slots=1, tokens_per_s=20, **engine) as r:
+    async with open_rig(slots=1, tokens_per_s=20, **engine) as r:
         if phase is Phase.QUEUE:
             _, hog = await r.open()
         stream, reader = await r.open("the victim")
@@ -139,8 +140,8 @@ async def test_a_reader_that_leaves_frees_the_slot_within_a_step(rig: OpenRig, p
         assert await r.whole("next", max_tokens=3) == generate("next", 3)
 
 
-async def test_a_reader_that_leaves_before_the_stream_has_run_at_all(rig: OpenRig) -> None:
-    async with rig(slots=1) as r:
+async def test_a_reader_that_leaves_before_the_stream_has_run_at_all(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=1) as r:
         stream, reader = await r.open()
         reader.close()
         await r.settle()
@@ -148,8 +149,8 @@ async def test_a_reader_that_leaves_before_the_stream_has_run_at_all(rig: OpenRi
         assert await r.whole("next", max_tokens=3) == generate("next", 3)
 
 
-async def test_backpressure_holds_one_stream_and_no_other(rig: OpenRig) -> None:
-    async with rig(slots=2, stream={"window": 16}) as r:
+async def test_backpressure_holds_one_stream_and_no_other(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=2, stream={"window": 16}) as r:
         stalled, reader = await r.open(max_tokens=500)
         began = trio.current_time()
         await r.whole("the other", max_tokens=500)
@@ -160,8 +161,8 @@ async def test_backpressure_holds_one_stream_and_no_other(rig: OpenRig) -> None:
         assert text == generate("a prompt", 500), "and it lost no token"
 
 
-async def test_n_choices_take_n_slots_at_once_and_nobody_overtakes(rig: OpenRig) -> None:
-    async with rig(slots=3, tokens_per_s=10) as r:
+async def test_n_choices_take_n_slots_at_once_and_nobody_overtakes(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=3, tokens_per_s=10) as r:
         order: list[str] = []
 
         async def run(name: str, tokens: int, n: int) -> None:
@@ -178,8 +179,8 @@ async def test_n_choices_take_n_slots_at_once_and_nobody_overtakes(rig: OpenRig)
         assert order == ["one", "two", "three", "four"]
 
 
-async def test_a_full_waiting_room_refuses_at_once(rig: OpenRig) -> None:
-    async with rig(slots=2, limits={"max_waiting": 4}, tokens_per_s=10) as r:
+async def test_a_full_waiting_room_refuses_at_once(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=2, limits={"max_waiting": 4}, tokens_per_s=10) as r:
         admitted, refused = [], 0
         for _ in range(20):
             try:
@@ -192,8 +193,8 @@ async def test_a_full_waiting_room_refuses_at_once(rig: OpenRig) -> None:
             assert isinstance((await read_all(reader))[-1][1], Ended)
 
 
-async def test_one_that_fails_ends_alone(rig: OpenRig) -> None:
-    async with rig(slots=3) as r:
+async def test_one_that_fails_ends_alone(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=3) as r:
         results: dict[int, list[tuple[int, Any]]] = {}
 
         async def run(i: int) -> None:
@@ -209,17 +210,17 @@ async def test_one_that_fails_ends_alone(rig: OpenRig) -> None:
         assert await r.service.not_ready() is None
 
 
-async def test_a_choice_that_fails_ends_its_request(rig: OpenRig) -> None:
-    async with rig(slots=2) as r:
-        stream, reader = await r.open(directive(raise_at=4), max_tokens=10, n=2)
+async def test_a_choice_that_fails_ends_its_request(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=2) as r:
+        _, reader = await r.open(directive(raise_at=4), max_tokens=10, n=2)
         events = await read_all(reader)
         assert events[-1][1].error.code == "engine_error"
         await r.settle()
         assert not r.engine.stepper.rows
 
 
-async def test_coalescing_gathers_for_the_span_and_loses_nothing(rig: OpenRig) -> None:
-    async with rig(tokens_per_s=100) as r:
+async def test_coalescing_gathers_for_the_span_and_loses_nothing(autojump_clock: MockClock) -> None:
+    async with open_rig(tokens_per_s=100) as r:
         _, reader = await r.open("hello", max_tokens=50, coalesce_ms=100)
         events = await read_all(reader)
         deltas = [e for _, e in events if isinstance(e, Delta)]
@@ -229,17 +230,17 @@ async def test_coalescing_gathers_for_the_span_and_loses_nothing(rig: OpenRig) -
         await r.settle()
 
 
-async def test_coalescing_cannot_outgrow_the_window(rig: OpenRig) -> None:
-    async with rig(stream={"window": 8}) as r:
+async def test_coalescing_cannot_outgrow_the_window(autojump_clock: MockClock) -> None:
+    async with open_rig(stream={"window": 8}) as r:
         _, reader = await r.open("hello", max_tokens=100, coalesce_ms=1000)
         text = "".join(e.text for _, e in await read_all(reader) if isinstance(e, Delta))
         assert text == generate("hello", 100)
 
 
-async def test_draining_refuses_new_work_and_ends_old_work_in_time(rig: OpenRig) -> None:
+async def test_draining_refuses_new_work_and_ends_old_work_in_time(autojump_clock: MockClock) -> None:
     from tokenflow.errors import Draining
 
-    async with rig(server={"drain_s": 5.0}, tokens_per_s=10) as r, trio.open_nursery() as nursery:
+    async with open_rig(server={"drain_s": 5.0}, tokens_per_s=10) as r, trio.open_nursery() as nursery:
         long, reader = await r.open(max_tokens=1000)
         nursery.start_soon(r.service.drain)
         await trio.sleep(1)
@@ -252,9 +253,7 @@ async def test_draining_refuses_new_work_and_ends_old_work_in_time(rig: OpenRig)
         assert r.sink.ended(long.identity.id).by == "server"
 
 
-async def test_a_service_that_is_cancelled_still_writes_every_record(autojump_clock: trio.testing.MockClock) -> None:
-    from tests.service.conftest import open_rig
-
+async def test_a_service_that_is_cancelled_still_writes_every_record(autojump_clock: MockClock) -> None:
     with trio.CancelScope() as scope:
         async with open_rig(tokens_per_s=10) as r:
             stream, _ = await r.open(max_tokens=1000)
@@ -266,8 +265,8 @@ async def test_a_service_that_is_cancelled_still_writes_every_record(autojump_cl
     assert record.generated_tokens >= 9
 
 
-async def test_an_engine_that_breaks_lets_its_streams_go_and_comes_back(rig: OpenRig) -> None:
-    async with rig(slots=2) as r:
+async def test_an_engine_that_breaks_lets_its_streams_go_and_comes_back(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=2) as r:
         _, good = await r.open(max_tokens=1000)
         _, bad = await r.open(directive(break_at=3), max_tokens=10)
         for reader in (good, bad):

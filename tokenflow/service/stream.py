@@ -252,17 +252,17 @@ class StreamReader:
         self._stream = stream
         self._news = trio.Event()
         self._cursor = log.attach(lambda: self._news.set())
-        self._closed = False
+        self.closed = False
 
     async def read(self) -> list[Record[StreamEvent]]:
         """Wait until there is something after the cursor, and return all of it; the same again until `ack`.
 
-        Returns an empty list once the end has been acknowledged.
+        Returns an empty list once the end has been acknowledged, or the reader closed.
         """
-        while not (records := self._cursor.peek()) and not self._cursor.at_end:
+        while not self.closed and not (records := self._cursor.peek()) and not self._cursor.at_end:
             self._news = trio.Event()
             await self._news.wait()
-        return records
+        return [] if self.closed else records
 
     def ack(self, n: int) -> None:
         """Everything up to `n` has been taken by whoever this reads for (over HTTP: by the kernel)."""
@@ -270,8 +270,9 @@ class StreamReader:
 
     def close(self) -> None:
         """Leave. Repeatable."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
+            self._news.set()
             self._cursor.detach()
             self._stream.left(self)
 
