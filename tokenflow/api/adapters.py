@@ -167,11 +167,15 @@ class _GeneratorEngine:
         self._prompt_tokens += len(request.prompt)
         seq = Sequence(request, send)
         async with self._run(prompt, request, slot) as items:
-            async for item in items:
+            while (item := await self._next(items, send)) is not None:
                 self._generated += 1
                 if await self._pass_on(seq, Step(1, item.encode() if isinstance(item, str) else item)):
                     return
         await self._pass_on(seq, Step(0, finish="stop"))
+
+    async def _next(self, items: AsyncIterator[Piece], send: Send) -> Piece | None:
+        await send.wait_room()  # a stalled sequence makes nothing: it could not be sent
+        return await anext(items, None)
 
     async def _pass_on(self, seq: Sequence, step: Step) -> bool:
         """Send what the step gives. True: that was the end."""

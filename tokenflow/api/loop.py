@@ -198,6 +198,7 @@ class StepLoop:
         """One sequence, from here to its free slot: the whole of `Engine.generate`."""
         if self._stop or self._token is None:
             raise EngineClosed("The engine is not open.")
+        await trio.lowlevel.checkpoint_if_cancelled()  # a fast owner would be done before a parked task learns of it
         seq = Sequence(request, send)
         send.listen(lambda limit: self._credit(seq, limit))
         self._post("add", seq)

@@ -46,11 +46,19 @@ class Send(trio.abc.SendChannel[Event]):
             trio.ClosedResourceError: after Finished, or once the stream has ended.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self.stalled and isinstance(value, Delta) and not self.closed:
-            await self._room.park()
-            await trio.lowlevel.checkpoint_if_cancelled()  # woken, then cancelled: nothing is sent
+        if isinstance(value, Delta):
+            await self.wait_room()
         self.send_nowait(value)
         await trio.lowlevel.cancel_shielded_checkpoint()
+
+    async def wait_room(self) -> None:
+        """Wait until a delta may be sent (or nothing any more): for who would rather not make one in vain.
+
+        No checkpoint if there is room.
+        """
+        while self.stalled and not self.closed:
+            await self._room.park()
+            await trio.lowlevel.checkpoint_if_cancelled()  # woken, then cancelled: nothing is sent
 
     def send_nowait(self, event: Event) -> None:
         """Send at once; for senders that keep to `limit` by themselves."""

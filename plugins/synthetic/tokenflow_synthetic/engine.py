@@ -29,7 +29,7 @@ class SyntheticEngine(LoopEngine):
                 context_length=config.context_length,
                 slots=config.slots,
                 vocab_size=len(vocabulary.VOCABULARY),
-                capabilities=frozenset(CAPABILITIES),
+                capabilities=frozenset(CAPABILITIES - ({"seed"} if config.text is not None else set())),
                 max_logprobs=20,
                 chat_template=vocabulary.CHAT_TEMPLATE,
                 eos_token="<|im_end|>",
