@@ -19,12 +19,12 @@ def envelope(error: TokenflowError) -> dict[str, Any]:
     return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def status(error: TokenflowError) -> int:
+def error_status(error: TokenflowError) -> int:
     """The HTTP status."""
     return error.status_hint
 
 
-def headers(error: TokenflowError) -> dict[str, str]:
+def error_headers(error: TokenflowError) -> dict[str, str]:
     """`Retry-After` where waiting helps: whole seconds, at least one (RFC 9110 section 10.2.3)."""
     seconds = error.retry_after_s
     if seconds is None:

@@ -8,7 +8,7 @@ from typing import Any
 from quart import Response
 from werkzeug.exceptions import HTTPException
 
-from tokenflow.dialects import errors
+from tokenflow.dialects.errors import envelope, error_headers, error_status
 from tokenflow.errors import TokenflowError
 
 
@@ -22,14 +22,14 @@ def answer(body: Any, *, status: int = 200, headers: dict[str, str] | None = Non
 
 def refusal(error: TokenflowError) -> Response:
     """`error` with its status."""
-    return answer(errors.envelope(error), status=errors.status(error), headers=errors.headers(error))
+    return answer(envelope(error), status=error_status(error), headers=error_headers(error))
 
 
 def http_refusal(error: HTTPException) -> Response:
     """What HTTP itself refuses (no such route, wrong method, body too large or too slow), in the same envelope."""
     code = error.code or 500
     ours = TokenflowError(error.description or error.name, code=error.name.lower().replace(" ", "_"))
-    body = errors.envelope(ours)
+    body = envelope(ours)
     if code < 500:
         body["error"]["type"] = "invalid_request_error"
     allow = {name: value for name, value in error.get_headers() if name == "Allow"}

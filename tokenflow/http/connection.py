@@ -8,26 +8,25 @@ run. So the clean-up hangs on the connection, synchronous and certain.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
 from typing import TypeVar
 
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
-from quart import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
 T = TypeVar("T")
-_KEY = "tokenflow.leaving"
+_held: ContextVar[ExitStack] = ContextVar("held by this request")
 
 
 class Connection(TrioASGIHTTPConnection):
-    """Quart-Trio's, with an exit stack in the scope."""
+    """Quart-Trio's, which gives back what its request held."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        with ExitStack() as leaving:
-            self.scope[_KEY] = leaving  # type: ignore[typeddict-unknown-key]  # ASGI lets servers add keys
+        with ExitStack() as held:
+            _held.set(held)  # this task is the request's own; the handler's inherits it
             await super().__call__(receive, send)
 
 
-def hold(request: Request, thing: AbstractContextManager[T]) -> T:
-    """Enter `thing` for as long as the request lasts."""
-    leaving: ExitStack = request.scope[_KEY]  # type: ignore[typeddict-item]  # see Connection
-    return leaving.enter_context(thing)
+def hold(thing: AbstractContextManager[T]) -> T:
+    """Enter `thing` for as long as the request that is being handled lasts."""
+    return _held.get().enter_context(thing)

@@ -68,15 +68,15 @@ def register(app: QuartTrio, service: Service) -> None:
 
 
 async def _generate(service: Service, path: str, dialect: Dialect) -> Response:
-    asked = dialect.parse(await request.get_data())
+    asked = dialect.parse(await request.get_data(True, False, False))
     stream, reader = await service.open(asked, key=g.key, route=path)
-    hold(request, closing(reader))
+    hold(closing(reader))
     identity, created = stream.identity, int(time.time())
     if asked.stream:
         choices = len(asked.prompts) * asked.n
         encoder = dialect.encoder(identity.id, identity.model, created, asked.include_usage, choices)
-        body = EventBody(reader, encoder, service.config.stream.heartbeat_s)
-        return Response(body, headers=HEADERS | {"X-Request-Id": identity.id})
+        events = EventBody(reader, encoder, service.config.stream.heartbeat_s)
+        return Response(events, headers=HEADERS | {"X-Request-Id": identity.id})
     whole = Whole(asked)
     await whole.read(reader)
     body = dialect.complete(
