@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUndefinedAnnotation
+from pydantic import TypeAdapter, ValidationError
 
 from tokenflow.config.keys import KeyPath, has
 from tokenflow.config.raw import Raw
@@ -45,8 +44,10 @@ def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T]) -> T | Non
 def adapter(cls: type[T]) -> TypeAdapter[T]:
     """pydantic's view of a class. Raises PluginError where it cannot make sense of it."""
     try:
-        return TypeAdapter(cls)
-    except (PydanticUserError, PydanticUndefinedAnnotation, NameError, TypeError) as exc:
+        made = TypeAdapter(cls)
+        made.rebuild(raise_errors=True)  # a type that does not exist would be noticed at first use otherwise
+        return made
+    except Exception as exc:  # the class is a plugin's: its annotations may raise anything
         reason = str(exc).partition("\n")[0]
         raise PluginError(
             f"the configuration class {cls.__module__}.{cls.__qualname__} cannot be used: {reason}"
@@ -54,7 +55,7 @@ def adapter(cls: type[T]) -> TypeAdapter[T]:
 
 
 def _check(value: object, cls: type[T]) -> tuple[list[Fault], T | None]:
-    strange = list(_beyond_json(value, ()))
+    strange = list(_beyond_json(value, cls))
     instance = None
     faults = []
     try:
@@ -98,14 +99,14 @@ def _as_text(raw: Raw, path: KeyPath, value: object, faults: list[Fault]) -> boo
     return mended
 
 
-def _beyond_json(value: object, path: KeyPath) -> Iterator[Fault]:
+def _beyond_json(value: object, cls: type, path: KeyPath = ()) -> Iterator[Fault]:
     kind = ""
     if isinstance(value, (datetime.date, datetime.time)):
         kind = "date_or_time"
     elif isinstance(value, float) and not math.isfinite(value):
         kind = "finite_number"
     if kind:
-        yield Fault(path, kind, value, None, {}, "")
+        yield Fault(path, kind, value, default_of(cls, path), {}, "")
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, below in steps:
-        yield from _beyond_json(below, (*path, step))
+        yield from _beyond_json(below, cls, (*path, step))

@@ -33,7 +33,7 @@ def dotted(path: KeyPath) -> str:
 def parse_dotted(text: str) -> tuple[str, ...]:
     """The opposite, for keys given by hand. ValueError where it is none."""
     try:
-        found: object = tomllib.loads(f"{text} = 0")
+        found: object = tomllib.loads(f"{text} = 0") if "\n" not in text else None
     except tomllib.TOMLDecodeError:
         raise ValueError(f"{text!r} is no dotted key") from None
     names: list[str] = []

@@ -134,7 +134,7 @@ def _load_files(raw: Raw, plugins: PluginsConfig, catalogue: Catalogue) -> None:
 
 def _models(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, ModelConfig]]:
     tables = _tables(raw, "models")
-    if not tables and "models" not in raw.data:
+    if raw.data.get("models", {}) == {}:
         raw.problem(("models",), 'there is none; add [models.<id>] with engine = "…"')
     for name, table in tables.items():
         path = ("models", name)

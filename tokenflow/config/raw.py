@@ -50,7 +50,10 @@ class Raw:
     problems: list[tuple[Source, str]] = field(default_factory=list)
 
     def source(self, path: KeyPath) -> Source:
-        """Where a key was written, or else the table that it is missing from."""
+        """Where a key was written; of a table that only variables made, one of them; else what it is missing from."""
+        inside = [source for known, source in self.sources.items() if known[: len(path)] == path]
+        if path not in self.sources and inside:
+            return min(inside)
         for length in range(len(path), 0, -1):
             if found := self.sources.get(path[:length]):
                 return found
@@ -127,7 +130,7 @@ def _syntax_problem(path: Path, message: str, text: str) -> str:
     # Before Python 3.14 tomllib tells the place in its message only: "Invalid value (at line 2, column 8)".
     what, _, place = message.partition(" (at ")
     found = re.search(r"line (\d+), column (\d+)", place)
-    line = int(found[1]) if found else max(text.count("\n"), 1)
+    line = int(found[1]) if found else max(len(text.splitlines()), 1)
     column = f" at column {found[2]}" if found else " at the end"
     return f"{path}:{line}: no valid TOML: {what[:1].lower()}{what[1:]}{column}; {_way_out(what)}"
 

@@ -161,6 +161,6 @@ _KINDS: dict[str, Callable[[Fault], Words]] = {
     "string_pattern_mismatch": _pattern,
     "literal_error": _choice,
     "enum": _choice,
-    "date_or_time": lambda _: Words("no date", "write it in quotes"),
+    "date_or_time": lambda fault: Words("no date", f"write it in quotes: {toml(str(fault.value))}"),
     "finite_number": lambda fault: Words("a finite number", _example(fault, "write a large one")),
 }

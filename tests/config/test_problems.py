@@ -1,0 +1,360 @@
+"""Every wrong configuration gets lines that say where, which key, what value, and the way out. A table of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+
+import pytest
+
+from tokenflow.config import Flag, load
+from tokenflow.errors import ConfigError
+
+MODEL = '\n[models.m]\nengine = "echo"\n'
+HASH = "a" * 64
+
+# (text, the line it is reported for, the rest of the message); MODEL is added, so that nothing else is wrong.
+WRONG = {
+    "integer from text": (
+        '[server]\nport = "eighty"',
+        'conf/x.toml:2: server.port: expected an integer, got "eighty"; write a number like 8000',
+    ),
+    "integer in quotes": (
+        '[server]\nport = "8000"',
+        'conf/x.toml:2: server.port: expected an integer, got "8000"; write 8000 without quotes',
+    ),
+    "integer from true": (
+        "server.port = true",
+        "conf/x.toml:1: server.port: expected an integer, got true; write a number like 8000",
+    ),
+    "integer from float": (
+        "[limits]\nmax_tokens = 1.0",
+        "conf/x.toml:2: limits.max_tokens: expected an integer, got 1.0; write a number like 1",
+    ),
+    "number in quotes": (
+        '[server]\ndrain_s = "2.5"',
+        'conf/x.toml:2: server.drain_s: expected a number, got "2.5"; write 2.5 without quotes',
+    ),
+    "number from true": (
+        "[server]\n\ndrain_s = true",
+        "conf/x.toml:3: server.drain_s: expected a number, got true; write a number like 20.0",
+    ),
+    "infinite": (
+        "[stream]\nstall_s = inf",
+        "conf/x.toml:2: stream.stall_s: expected a finite number, got inf; write a number like 30.0",
+    ),
+    "not a number": (
+        "[stream]\nstall_s = nan",
+        "conf/x.toml:2: stream.stall_s: expected a finite number, got nan; write a number like 30.0",
+    ),
+    "boolean from number": (
+        "[server]\ndebug = 1",
+        "conf/x.toml:2: server.debug: expected true or false, got 1; write true or false, without quotes",
+    ),
+    "text from number": (
+        "[server]\nhost = 127",
+        'conf/x.toml:2: server.host: expected a string, got 127; write it in quotes: "127"',
+    ),
+    "text from date": (
+        "[server]\nhost = 1979-05-27",
+        'conf/x.toml:2: server.host: expected no date, got 1979-05-27; write it in quotes: "1979-05-27"',
+    ),
+    "text from list": (
+        "[server]\nhost = [1]",
+        'conf/x.toml:2: server.host: expected a string, got [1]; write one in quotes: "text"',
+    ),
+    "below the bound": (
+        "[server]\nport = -1",
+        "conf/x.toml:2: server.port: expected at least 0, got -1; write a number like 8000",
+    ),
+    "above the bound": (
+        "[server]\nport = 65536",
+        "conf/x.toml:2: server.port: expected at most 65535, got 65536; write a number like 8000",
+    ),
+    "not above the bound": (
+        "[server]\nbody_timeout_s = 0",
+        "conf/x.toml:2: server.body_timeout_s: expected a number above 0, got 0; write a number like 30.0",
+    ),
+    "list from text": (
+        '[plugins]\nfiles = "a.py"',
+        'conf/x.toml:2: plugins.files: expected a list, got "a.py"; write it in brackets: ["a.py"]',
+    ),
+    "list from table": (
+        "[plugins.files]\na = 1",
+        "conf/x.toml:1: plugins.files: expected a list, got a table; write one in brackets: [ ]",
+    ),
+    "item of a list": (
+        '[plugins]\nfiles = [\n  "a.py",\n  3,\n]',
+        'conf/x.toml:4: plugins.files[1]: expected a string, got 3; write it in quotes: "3"',
+    ),
+    "table from number": (
+        "server = 3",
+        "conf/x.toml:1: server: expected a table, got 3; write `key = value` lines under its [header]",
+    ),
+    "unknown section": ("[servre]\nport = 1", "conf/x.toml:1: servre: unknown key; did you mean server?"),
+    "unknown key": ("[server]\nprot = 1", "conf/x.toml:2: server.prot: unknown key; did you mean port?"),
+    "unknown key, like none": (
+        "[stream]\nxyzzy = 1",
+        "conf/x.toml:2: stream.xyzzy: unknown key; there is coalesce_max_ms, coalesce_ms, heartbeat_s, stall_s, window",
+    ),
+    "unknown key in a row": (
+        f'[[auth.keys]]\nname = "a"\nsha256 = "{HASH}"\nnmae = "b"',
+        "conf/x.toml:4: auth.keys[0].nmae: unknown key; did you mean name?",
+    ),
+    "missing in a row": ('[[auth.keys]]\nname = "a"', "conf/x.toml:1: auth.keys[0].sha256: missing; add `sha256 = …`"),
+    "row is no table": (
+        "[auth]\nkeys = [3]",
+        "conf/x.toml:2: auth.keys[0]: expected a table, got 3; write `key = value` lines under its [header]",
+    ),
+    "hash is a key": (
+        '[[auth.keys]]\nname = "a"\nsha256 = "hunter2"',
+        "conf/x.toml:3: auth.keys[0].sha256: expected 64 hex digits, got 7 characters; "
+        'make them with: printf %s "$KEY" | sha256sum',
+    ),
+    "name with a dash": (
+        '[server]\nname = "a-b"',
+        'conf/x.toml:2: server.name: expected letters, digits and _ only, got "a-b"; write a text like "tf"',
+    ),
+    "empty name": (
+        '[server]\nname = ""',
+        'conf/x.toml:2: server.name: expected letters, digits and _ only, got ""; write a text like "tf"',
+    ),
+    "open without keys": (
+        '[server]\nhost = "0.0.0.0"',
+        'conf/x.toml:2: server.host: "0.0.0.0" can be reached from elsewhere and nobody needs a key; '
+        "add [[auth.keys]] with name and sha256, or listen on 127.0.0.1",
+    ),
+    "open without keys, by name": (
+        '[server]\nhost = "example"',
+        'conf/x.toml:2: server.host: "example" can be reached from elsewhere and nobody needs a key; '
+        "add [[auth.keys]] with name and sha256, or listen on 127.0.0.1",
+    ),
+    "two keys of one name": (
+        f'[[auth.keys]]\nname = "a"\nsha256 = "{HASH}"\n[[auth.keys]]\nname = "a"\nsha256 = "{"b" * 64}"',
+        'conf/x.toml:5: auth.keys[1].name: "a" is auth.keys[0]\'s already; give each its own',
+    ),
+    "two names of one key": (
+        f'[[auth.keys]]\nname = "a"\nsha256 = "{HASH}"\n[[auth.keys]]\nname = "b"\nsha256 = "{HASH.upper()}"',
+        "conf/x.toml:6: auth.keys[1].sha256: this key is auth.keys[0]'s already; give each its own",
+    ),
+    "default above its max": (
+        "[timeouts]\nidle_timeout_s = 700",
+        "conf/x.toml:2: timeouts.idle_timeout_s: 700.0 is above idle_timeout_max_s, 600.0; "
+        "lower it, or raise idle_timeout_max_s",
+    ),
+    "max below the default": (
+        "[stream]\ncoalesce_ms = 20\ncoalesce_max_ms = 10",
+        "conf/x.toml:2: stream.coalesce_ms: 20 is above coalesce_max_ms, 10; lower it, or raise coalesce_max_ms",
+    ),
+    "broken plugin file": (
+        '[plugins]\nfiles = ["a.py", "broken.py"]',
+        "conf/x.toml:2: plugins.files[1]: plugin file conf/broken.py is broken",
+    ),
+    "sinks is no table": (
+        "sinks = 3",
+        "conf/x.toml:1: sinks: expected tables, got 3; write [sinks.<name>]",
+    ),
+    "sink is no table": (
+        "[sinks]\necho = 3",
+        "conf/x.toml:2: sinks.echo: expected a table, got 3; write [sinks.echo]",
+    ),
+    "unknown sink": ("[sinks.nope]", 'conf/x.toml:1: sinks.nope: no plugin offers "nope"'),
+    "sink lacks a key": ("[sinks.needy]", "conf/x.toml:1: sinks.needy.path: missing; add `path = …`"),
+}
+
+
+@pytest.mark.parametrize(("text", "line"), WRONG.values(), ids=WRONG)
+def test_wrong_configuration(problems_of, text: str, line: str) -> None:
+    assert problems_of(text + MODEL) == [line]
+
+
+# The same for the keys of one model, whose table begins on line 1.
+WRONG_MODEL = {
+    "no engine": ("", '1: models.m: engine is missing; add `engine = "…"`'),
+    "engine is no text": (
+        "engine = 3",
+        "2: models.m.engine: expected a string, got 3; write the engine's name in quotes",
+    ),
+    "unknown engine": ('engine = "nope"', '2: models.m.engine: no plugin offers "nope"'),
+    "lacks a key": ('engine = "needy"', "1: models.m.path: missing; add `path = …`"),
+    "unknown key": ('engine = "echo"\ntime = 3', "3: models.m.time: unknown key; did you mean times?"),
+    "bound": ('engine = "echo"\ntimes = 0', "3: models.m.times: expected at least 1, got 0; write a number like 1"),
+    "choice": (
+        'engine = "echo"\nmode = "soft"',
+        '3: models.m.mode: expected one of "plain" or "loud", got "soft"; write a text like "plain"',
+    ),
+    "path": ('engine = "echo"\nfile = 3', '3: models.m.file: expected a string, got 3; write it in quotes: "3"'),
+    "union": (
+        'engine = "echo"\nsize = 1.5',
+        '3: models.m.size: expected an integer or a string, got 1.5; write a text like "auto"',
+    ),
+    "free keys": (
+        'engine = "echo"\nweights = {a = 1, b = "x"}',
+        '3: models.m.weights.b: expected a number, got "x"; write a number like 1.5',
+    ),
+    "set": (
+        'engine = "echo"\ntags = ["a", 1]',
+        '3: models.m.tags[1]: expected a string, got 1; write it in quotes: "1"',
+    ),
+    "key of a row": (
+        'engine = "echo"\n[[models.m.voices]]\nname = "a"\npich = 1',
+        "5: models.m.voices[0].pich: unknown key; did you mean pitch?",
+    ),
+    "row lacks a key": ('engine = "echo"\n[[models.m.voices]]', "3: models.m.voices[0].name: missing; add `name = …`"),
+    "optional table": (
+        'engine = "echo"\n[models.m.voice]\nname = "a"\npitch = "x"',
+        '5: models.m.voice.pitch: expected a number, got "x"; write a number like 1.0',
+    ),
+    "optional table's keys": (
+        'engine = "echo"\nvoice = {name = "a", picth = 1}',
+        "3: models.m.voice.picth: unknown key; did you mean pitch?",
+    ),
+    "the class's own rule": ('engine = "echo"\ntimes = 13', "1: models.m: times = 13 brings bad luck; take 12"),
+    "secret": (
+        'engine = "echo"\napi_key = 12345',
+        '3: models.m.api_key: expected a string, got 5 characters; write one in quotes: "text"',
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "line"), WRONG_MODEL.values(), ids=WRONG_MODEL)
+def test_wrong_model(problems_of, text: str, line: str) -> None:
+    assert problems_of(f"[models.m]\n{text}") == [f"conf/x.toml:{line}"]
+
+
+NO_MODELS = {
+    "none": ("", 'conf/x.toml: models: there is none; add [models.<id>] with engine = "…"'),
+    "empty table": ("[models]", 'conf/x.toml:1: models: there is none; add [models.<id>] with engine = "…"'),
+    "no table": ("models = 1", "conf/x.toml:1: models: expected tables, got 1; write [models.<name>]"),
+    "one is no table": ("[models]\nm = 1", "conf/x.toml:2: models.m: expected a table, got 1; write [models.m]"),
+    "empty id": ('[models.""]\nengine = "echo"', 'conf/x.toml:1: models."": the name is empty; give it one'),
+}
+
+
+@pytest.mark.parametrize(("text", "line"), NO_MODELS.values(), ids=NO_MODELS)
+def test_without_a_model(problems_of, text: str, line: str) -> None:
+    assert problems_of(text) == [line]
+
+
+NO_TOML = {
+    "value without quotes": (
+        "[server]\nport = eighty",
+        'conf/x.toml:2: no valid TOML: invalid value at column 8; texts stand in quotes: key = "text"',
+    ),
+    "key twice": (
+        "[server]\nport = 1\nport = 2",
+        "conf/x.toml:3: no valid TOML: cannot overwrite a value at the end; keep one of the two",
+    ),
+    "unfinished": (
+        '[server]\nhost = """a\n',
+        "conf/x.toml:2: no valid TOML: unterminated string at the end; "
+        "a line is `key = value`, `[table]` or `# comment`",
+    ),
+    "not UTF-8": (b"[server]\n# caf\xe9", "conf/x.toml:2: byte 0xe9 is not UTF-8; save it as UTF-8"),
+}
+
+
+@pytest.mark.parametrize(("text", "line"), NO_TOML.values(), ids=NO_TOML)
+def test_no_toml(problems_of, text: str | bytes, line: str) -> None:
+    assert problems_of(text) == [line]
+
+
+def test_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalogue) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load("conf/y.toml", {}, {}, catalogue)
+    assert caught.value.problems == [
+        "conf/y.toml: no such file; write one with `tokenflow config template > conf/y.toml`"
+    ]
+
+
+def test_a_folder_is_no_file(tmp_path: Path, catalogue) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {}, {}, catalogue)
+    assert caught.value.problems == [f"{tmp_path}: cannot be read: Is a directory; name a readable file with -c"]
+
+
+def test_all_problems_at_once_in_the_order_of_the_file(problems_of) -> None:
+    text = '[models.a]\nengine = "nope"\n[server]\nport = "x"\nhost = 1979-05-27\nhots = 1\n'
+    text += "[limits]\nmax_n = 0\n[sinks.nope]"
+    env = {"TOKENFLOW_SERVER__DEBUG": "perhaps"}
+    assert [line.partition(": ")[0] for line in problems_of(text, env, stream__window=Flag("--window", 0))] == [
+        "conf/x.toml:2",
+        "conf/x.toml:4",
+        "conf/x.toml:5",
+        "conf/x.toml:6",
+        "conf/x.toml:8",
+        "conf/x.toml:9",
+        "environment TOKENFLOW_SERVER__DEBUG",
+        "--window",
+    ]
+
+
+OUTSIDE = {
+    "variable": (
+        {"TOKENFLOW_SERVER__PORT": "eighty"},
+        {},
+        'environment TOKENFLOW_SERVER__PORT: server.port: expected an integer, got "eighty"; write a number like 8000',
+    ),
+    "unknown variable": (
+        {"TOKENFLOW_SERVER__PROT": "1"},
+        {},
+        "environment TOKENFLOW_SERVER__PROT: server.prot: unknown key; did you mean port?",
+    ),
+    "unknown section": (
+        {"TOKENFLOW_SERVR__PORT": "1"},
+        {},
+        "environment TOKENFLOW_SERVR__PORT: servr: unknown key; did you mean server?",
+    ),
+    "variable below a value": (
+        {"TOKENFLOW_SERVER__PORT__X": "1", "TOKENFLOW_SERVER__PORT": "1"},
+        {},
+        "environment TOKENFLOW_SERVER__PORT__X: server.port.x: server.port is no table; give it as a whole",
+    ),
+    "not UTF-8": (
+        {"TOKENFLOW_SERVER__NAME": "caf\udce9"},
+        {},
+        "environment TOKENFLOW_SERVER__NAME: server.name: the value is not UTF-8; set it as UTF-8",
+    ),
+    "--set": (
+        {},
+        {"server.port": "eighty"},
+        '--set server.port: server.port: expected an integer, got "eighty"; write a number like 8000',
+    ),
+    "flag": (
+        {},
+        {"server.port": Flag("--port", 70000)},
+        "--port: server.port: expected at most 65535, got 70000; write a number like 8000",
+    ),
+    "no key": ({}, {"server port": 1}, "--set server port: 'server port' is no key; write it like server.port"),
+    "two keys": ({}, {"a = 1\nb": 1}, "--set a = 1\nb: 'a = 1\\nb' is no key; write it like server.port"),
+}
+
+
+@pytest.mark.parametrize(("env", "overrides", "line"), OUTSIDE.values(), ids=OUTSIDE)
+def test_wrong_outside_the_file(problems_of, env, overrides, line: str) -> None:
+    assert problems_of(MODEL, env, **overrides) == [line]
+
+
+@dataclass
+class OddAttribute:
+    what: "object.nothing" = None  # noqa: UP037  # it must not be evaluated here
+
+
+@dataclass
+class OddName:
+    what: "Nothing" = None  # noqa: F821, UP037  # it does not exist, that is the point
+
+
+@dataclass
+class OddType:
+    what: socket = None
+
+
+@pytest.mark.parametrize("cls", [OddAttribute, OddName, OddType])
+def test_a_class_that_cannot_be_used(problems_of, catalogue, cls: type) -> None:
+    catalogue.classes = {"odd": cls}
+    [line] = problems_of('[models.m]\nengine = "odd"')
+    assert line.startswith("conf/x.toml:2: models.m.engine: the configuration class ")
+    assert f"{cls.__name__} cannot be used: " in line
