@@ -1,0 +1,441 @@
+"""Bodies: what is taken, and what is refused by which name. Nothing but `InvalidRequest` ever comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenflow.core.types import ChatPrompt, GenerationRequest, Sampling, TextPrompt, TokenPrompt
+from tokenflow.dialects import openai_chat, openai_completions, tokens
+from tokenflow.errors import InvalidRequest
+
+USER = {"role": "user", "content": "Hi"}
+CHAT = {"messages": [USER]}
+TEXT = {"prompt": "Once"}
+
+
+def chat(**fields) -> GenerationRequest:
+    return openai_chat.parse(json.dumps(CHAT | fields).encode())
+
+
+def completions(**fields) -> GenerationRequest:
+    return openai_completions.parse(json.dumps(TEXT | fields).encode())
+
+
+def refusal(parse, body) -> tuple[str | None, str]:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(body if isinstance(body, bytes) else json.dumps(body).encode())
+    assert caught.value.status_hint == 400
+    assert caught.value.message.encode()  # can be written
+    return caught.value.param, caught.value.code
+
+
+# --- what is taken --------------------------------------------------------------------------------------------------
+
+
+def test_the_least_chat():
+    assert chat() == GenerationRequest(
+        model="", prompts=(ChatPrompt(messages=({"role": "user", "content": "Hi"},)),), sampling=Sampling()
+    )
+
+
+def test_the_least_completion():
+    assert completions() == GenerationRequest(model="", prompts=(TextPrompt(text="Once"),))
+
+
+ALL = {
+    "model": "m",
+    "n": 2,
+    "max_tokens": 7,
+    "temperature": 0,
+    "top_p": 0.5,
+    "top_k": 40,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": -2,
+    "presence_penalty": 2.0,
+    "seed": -(1 << 63),
+    "logit_bias": {"50256": -100, "7": 0.5},
+    "stop": ["a", "b"],
+    "ignore_eos": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "coalesce_ms": 20,
+    "timeouts": {"queue_timeout_s": 1, "prefill_timeout_s": 2, "idle_timeout_s": 3.5, "total_timeout_s": None},
+    "user": "u",
+}
+
+
+@pytest.mark.parametrize("parse", [chat, completions])
+def test_every_shared_field(parse):
+    request = parse(**ALL)
+    assert (request.model, request.n, request.max_tokens, request.user) == ("m", 2, 7, "u")
+    assert request.sampling == Sampling(
+        temperature=0.0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        frequency_penalty=-2.0,
+        presence_penalty=2.0,
+        seed=-(1 << 63),
+        logit_bias={50256: -100.0, 7: 0.5},
+    )
+    assert request.stop == ("a", "b")
+    assert request.ignore_eos and request.stream and request.include_usage
+    assert request.coalesce_ms == 20
+    assert request.timeouts == {"queue_s": 1.0, "prefill_s": 2.0, "idle_s": 3.5}
+
+
+@pytest.mark.parametrize("parse", [chat, completions])
+def test_other_spellings(parse):
+    assert parse(stop="x").stop == ("x",)
+    assert parse(stop=[]).stop == ()
+    assert parse(top_k=-1).sampling.top_k == 0
+    assert parse(repeat_penalty=1.5).sampling.repetition_penalty == 1.5
+    assert parse(repeat_penalty=1.5, repetition_penalty=1.2).sampling.repetition_penalty == 1.2
+    assert parse(max_completion_tokens=5).max_tokens == 5
+    assert parse(max_completion_tokens=5, max_tokens=9).max_tokens == 5
+    assert parse(max_tokens=10**9).max_tokens == 10**9
+    assert parse(logit_bias={}).sampling.logit_bias is None
+    assert parse(stream=True, stream_options={}).include_usage is False
+    assert parse(nobody_knows=[{"this": "field"}], metadata=7).n == 1
+
+
+def test_the_route_can_settle_whether_it_streams():
+    body = json.dumps(CHAT | {"stream_options": {"include_usage": True}}).encode()
+    assert openai_chat.parse(body, stream=True).include_usage
+    assert not openai_chat.parse(json.dumps(CHAT | {"stream": True}).encode(), stream=False).stream
+    assert openai_completions.parse(json.dumps(TEXT).encode(), stream=True).stream
+
+
+def test_a_body_may_have_been_read_already():
+    assert openai_chat.parse(CHAT) == chat()
+    assert openai_completions.parse(bytearray(b'{"prompt":"Once"}')) == completions()
+
+
+def test_chat_logprobs():
+    assert chat(logprobs=True).logprobs == 0
+    assert chat(logprobs=True, top_logprobs=5).logprobs == 5
+    assert chat(logprobs=False).logprobs is None
+    assert completions(logprobs=0).logprobs == 0
+    assert completions(logprobs=5).logprobs == 5
+
+
+def test_messages():
+    (prompt,) = chat(
+        messages=[
+            {"role": "developer", "content": "S"},
+            {"role": "user", "content": "", "name": "Ann", "unknown": {"a": 1}},
+            {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "4"},
+            {"role": "user", "content": "no calls", "tool_calls": None},
+        ]
+    ).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages == (
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "", "name": "Ann"},
+        {"role": "assistant", "content": "ab"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "4", "tool_call_id": "c1"},
+        {"role": "user", "content": "no calls"},
+    )
+
+
+def test_prompts():
+    assert completions(prompt=["a", "b"]).prompts == (TextPrompt(text="a"), TextPrompt(text="b"))
+    assert completions(prompt=[1, 0, 3]).prompts == (TokenPrompt(tokens=(1, 0, 3)),)
+    assert completions(prompt=[[1], [2, 3]]).prompts == (TokenPrompt(tokens=(1,)), TokenPrompt(tokens=(2, 3)))
+    assert completions(prompt="a\ud83d\ude00").prompts == (TextPrompt(text="a\U0001f600"),)  # a whole pair
+
+
+def test_what_asks_for_nothing_is_no_matter():
+    chat(tools=[], functions=[], tool_choice="none", function_call="auto", response_format={"type": "text"})
+    completions(echo=False, suffix=None, best_of=1)
+    completions(n=3, best_of=3)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+VALUE, TYPE, MISSING = "invalid_value", "invalid_type", "missing_required_parameter"
+JSON, UNSUPPORTED = "invalid_json", "unsupported_parameter"
+
+ANY_BODY = [
+    (b"", None, JSON),
+    (b"{", None, JSON),
+    (b'{"a":1}x', None, JSON),
+    (b"{'a':1}", None, JSON),
+    (b'\xef\xbb\xbf{"a":1}', None, JSON),
+    (b'{"a":"\xff"}', None, JSON),
+    (b'{"a":"\xed\xa0\x80"}', None, JSON),
+    (b'{"a":NaN}', None, JSON),
+    (b'{"a":-Infinity}', None, JSON),
+    (b'{"a":' + b"9" * 5000 + b"}", None, JSON),
+    (b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}", None, JSON),
+    (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, None, JSON),
+    (b"null", None, TYPE),
+    (b"[]", None, TYPE),
+    (b'"{}"', None, TYPE),
+    (b"7", None, TYPE),
+    (b"true", None, TYPE),
+]
+
+SHARED = [
+    ({"model": 7}, "model", TYPE),
+    ({"model": "\ud800"}, "model", VALUE),
+    ({"n": 0}, "n", VALUE),
+    ({"n": True}, "n", TYPE),
+    ({"n": 1.0}, "n", TYPE),
+    ({"max_tokens": 0}, "max_tokens", VALUE),
+    ({"max_tokens": -1}, "max_tokens", VALUE),
+    ({"max_tokens": "5"}, "max_tokens", TYPE),
+    ({"max_tokens": 1.5}, "max_tokens", TYPE),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", VALUE),
+    ({"max_completion_tokens": 1, "max_tokens": []}, "max_tokens", TYPE),
+    ({"temperature": -0.1}, "temperature", VALUE),
+    ({"temperature": 2.1}, "temperature", VALUE),
+    ({"temperature": "hot"}, "temperature", TYPE),
+    ({"temperature": False}, "temperature", TYPE),
+    ({"temperature": 10**400}, "temperature", VALUE),
+    ({"top_p": 0}, "top_p", VALUE),
+    ({"top_p": 1.01}, "top_p", VALUE),
+    ({"top_k": -2}, "top_k", VALUE),
+    ({"top_k": 1 << 63}, "top_k", VALUE),
+    ({"min_p": 1.5}, "min_p", VALUE),
+    ({"repetition_penalty": 0}, "repetition_penalty", VALUE),
+    ({"repeat_penalty": "x"}, "repeat_penalty", TYPE),
+    ({"frequency_penalty": 2.5}, "frequency_penalty", VALUE),
+    ({"presence_penalty": -3}, "presence_penalty", VALUE),
+    ({"seed": 1 << 63}, "seed", VALUE),
+    ({"seed": 10**4000}, "seed", VALUE),
+    ({"seed": 1.5}, "seed", TYPE),
+    ({"logit_bias": []}, "logit_bias", TYPE),
+    ({"logit_bias": {"a": 1}}, "logit_bias", VALUE),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", VALUE),
+    ({"logit_bias": {"١": 1}}, "logit_bias", VALUE),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", VALUE),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", VALUE),
+    ({"logit_bias": {"5": None}}, "logit_bias.5", TYPE),
+    ({"stop": 7}, "stop", TYPE),
+    ({"stop": ""}, "stop", VALUE),
+    ({"stop": ["a", 7]}, "stop[1]", TYPE),
+    ({"stop": ["a", None]}, "stop[1]", TYPE),
+    ({"stop": ["a", ""]}, "stop[1]", VALUE),
+    ({"stop": ["\udc00"]}, "stop[0]", VALUE),
+    ({"ignore_eos": 1}, "ignore_eos", TYPE),
+    ({"stream": "true"}, "stream", TYPE),
+    ({"stream": 1}, "stream", TYPE),
+    ({"stream_options": {"include_usage": True}}, "stream_options", VALUE),
+    ({"stream": False, "stream_options": {}}, "stream_options", VALUE),
+    ({"stream": True, "stream_options": True}, "stream_options", TYPE),
+    ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", TYPE),
+    ({"coalesce_ms": -1}, "coalesce_ms", VALUE),
+    ({"coalesce_ms": 2.5}, "coalesce_ms", TYPE),
+    ({"timeouts": 5}, "timeouts", TYPE),
+    ({"timeouts": {"idle": 5}}, "timeouts", VALUE),
+    ({"timeouts": {"idle_timeout_s": 0}}, "timeouts.idle_timeout_s", VALUE),
+    ({"timeouts": {"idle_timeout_s": "5"}}, "timeouts.idle_timeout_s", TYPE),
+    ({"user": 7}, "user", TYPE),
+]
+
+CHAT_ONLY = [
+    ({"messages": None}, "messages", MISSING),
+    ({"messages": []}, "messages", VALUE),
+    ({"messages": "Hi"}, "messages", TYPE),
+    ({"messages": {}}, "messages", TYPE),
+    ({"messages": [[]]}, "messages[0]", TYPE),
+    ({"messages": [USER, None]}, "messages[1]", TYPE),
+    ({"messages": [{}]}, "messages[0].role", MISSING),
+    ({"messages": [{"role": 7, "content": ""}]}, "messages[0].role", TYPE),
+    ({"messages": [{"role": "root\ud800"[:4], "content": ""}]}, "messages[0].role", VALUE),
+    ({"messages": [{"role": "x" * 5000, "content": ""}]}, "messages[0].role", VALUE),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", TYPE),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", TYPE),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", TYPE),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0].content", TYPE),
+    ({"messages": [USER, {"role": "user", "content": 7}]}, "messages[1].content", TYPE),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", VALUE),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", VALUE),
+    ({"messages": [{"role": "user", "content": ["a"]}]}, "messages[0].content[0]", TYPE),
+    ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type", MISSING),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", MISSING),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", UNSUPPORTED),
+    ({"messages": [USER | {"name": 7}]}, "messages[0].name", TYPE),
+    ({"messages": [{"role": "tool", "content": "", "tool_call_id": 7}]}, "messages[0].tool_call_id", TYPE),
+    ({"messages": [{"role": "assistant", "tool_calls": [7]}]}, "messages[0].tool_calls[0]", TYPE),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function", MISSING),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+        "messages[0].tool_calls[0].type",
+        UNSUPPORTED,
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": ""}}]}]},
+        "messages[0].tool_calls[0].function.name",
+        MISSING,
+    ),
+    ({"logprobs": 1}, "logprobs", TYPE),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", VALUE),
+    ({"logprobs": True, "top_logprobs": True}, "top_logprobs", TYPE),
+    ({"top_logprobs": 1}, "top_logprobs", VALUE),
+    ({"logprobs": False, "top_logprobs": 0}, "top_logprobs", VALUE),
+    ({"tools": [{"type": "function"}]}, "tools", UNSUPPORTED),
+    ({"tools": {}}, "tools", TYPE),
+    ({"functions": [{}]}, "functions", UNSUPPORTED),
+    ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
+    ({"tool_choice": {"type": "function"}}, "tool_choice", UNSUPPORTED),
+    ({"tool_choice": 7}, "tool_choice", TYPE),
+    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+    ({"response_format": {}}, "response_format", UNSUPPORTED),
+    ({"response_format": "text"}, "response_format", TYPE),
+]
+
+COMPLETIONS_ONLY = [
+    ({"prompt": None}, "prompt", MISSING),
+    ({"prompt": ""}, "prompt", VALUE),
+    ({"prompt": []}, "prompt", VALUE),
+    ({"prompt": [[]]}, "prompt[0]", VALUE),
+    ({"prompt": [""]}, "prompt[0]", VALUE),
+    ({"prompt": ["a", ""]}, "prompt[1]", VALUE),
+    ({"prompt": [[1], []]}, "prompt[1]", VALUE),
+    ({"prompt": 7}, "prompt", TYPE),
+    ({"prompt": {}}, "prompt", TYPE),
+    ({"prompt": [None]}, "prompt[0]", TYPE),
+    ({"prompt": [True]}, "prompt[0]", TYPE),
+    ({"prompt": [1, "a"]}, "prompt[1]", TYPE),
+    ({"prompt": [1, 2.0]}, "prompt[1]", TYPE),
+    ({"prompt": [1, -2]}, "prompt[1]", VALUE),
+    ({"prompt": [1, 1 << 31]}, "prompt[1]", VALUE),
+    ({"prompt": ["a", 1]}, "prompt[1]", TYPE),
+    ({"prompt": [[1], "a"]}, "prompt[1]", TYPE),
+    ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]", TYPE),
+    ({"prompt": "a\udfff"}, "prompt", VALUE),
+    ({"echo": True}, "echo", UNSUPPORTED),
+    ({"echo": 0}, "echo", TYPE),
+    ({"suffix": "x"}, "suffix", UNSUPPORTED),
+    ({"suffix": 7}, "suffix", TYPE),
+    ({"best_of": 2}, "best_of", UNSUPPORTED),
+    ({"best_of": 1, "n": 2}, "best_of", VALUE),
+    ({"best_of": 0}, "best_of", VALUE),
+    ({"logprobs": True}, "logprobs", TYPE),
+    ({"logprobs": -1}, "logprobs", VALUE),
+]
+
+
+def name(value: object) -> str | None:
+    return repr(value)[:60] if isinstance(value, bytes | dict) else None
+
+
+@pytest.mark.parametrize(("body", "param", "code"), ANY_BODY, ids=name)
+def test_no_body_at_all(body, param, code):
+    for parse in (openai_chat.parse, openai_completions.parse, tokens.parse_tokenize, tokens.parse_detokenize):
+        assert refusal(parse, body) == (param, code)
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), SHARED + CHAT_ONLY, ids=name)
+def test_wrong_chat(fields, param, code):
+    assert refusal(openai_chat.parse, CHAT | fields) == (param, code)
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), SHARED + COMPLETIONS_ONLY, ids=name)
+def test_wrong_completions(fields, param, code):
+    assert refusal(openai_completions.parse, TEXT | fields) == (param, code)
+
+
+def test_infinity_by_arithmetic_is_no_number():
+    for number in (b"1e999", b"-1e999", b"1" + b"0" * 400):
+        assert refusal(
+            openai_chat.parse,
+            b'{"messages":[{"role":"user","content":""}],"timeouts":{"idle_timeout_s":' + number + b"}}",
+        ) == ("timeouts.idle_timeout_s", VALUE)
+
+
+def test_a_long_value_is_not_quoted_whole():
+    with pytest.raises(InvalidRequest) as caught:
+        chat(messages=[{"role": "x" * 5000, "content": ""}])
+    assert len(caught.value.message) < 300
+
+
+# --- null, and anything at all --------------------------------------------------------------------------------------
+
+CHAT_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "top_logprobs", "tools", "functions"]
+CHAT_FIELDS += ["tool_choice", "function_call", "response_format"]
+COMPLETIONS_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "echo", "suffix", "best_of"]
+
+
+@pytest.mark.parametrize("field", CHAT_FIELDS)
+def test_null_in_chat_is_absent(field):
+    assert chat(**{field: None}) == chat()
+    full = {name: value for name, value in ALL.items() if name not in (field, "stream", "stream_options")}
+    assert chat(**full, **{field: None}) == chat(**full)
+
+
+@pytest.mark.parametrize("field", COMPLETIONS_FIELDS)
+def test_null_in_completions_is_absent(field):
+    assert completions(**{field: None}) == completions()
+
+
+def test_null_deeper_down_is_absent():
+    assert chat(stream=True, stream_options={"include_usage": None}) == chat(stream=True)
+    assert chat(timeouts={"idle_timeout_s": None}) == chat()
+    message = USER | {"name": None, "tool_call_id": None, "tool_calls": None}
+    assert chat(messages=[message]) == chat()
+
+
+FIELDS = sorted(
+    {*CHAT_FIELDS, *COMPLETIONS_FIELDS, "messages", "prompt", "role", "content", "type", "text", "function"}
+)
+FIELDS += ["include_usage", "idle_timeout_s", "tool_calls", "name", "arguments", "tokens", "add_special"]
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=5)
+    | st.sampled_from(["user", "assistant", "text", "function", "5", 10**400, math.inf, math.nan, "\ud800"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | st.text(), inner, max_size=6),
+    max_leaves=20,
+)
+PARSERS = [openai_chat.parse, openai_completions.parse, tokens.parse_tokenize, tokens.parse_detokenize]
+
+
+@given(st.sampled_from(PARSERS), values | st.dictionaries(st.sampled_from(FIELDS), values))
+def test_any_value_is_taken_or_refused(parse, body):
+    for given_body in (body, json.dumps(body).encode()):
+        try:
+            parse(given_body)
+        except InvalidRequest as error:
+            assert (error.message + (error.param or "")).encode()
+
+
+@given(st.sampled_from(PARSERS), st.binary(max_size=40))
+def test_any_bytes_are_taken_or_refused(parse, body):
+    with contextlib.suppress(InvalidRequest):
+        parse(body)
+
+
+@given(st.fixed_dictionaries({"prompt": st.just("a")}, optional={name: values for name in COMPLETIONS_FIELDS}))
+def test_what_is_taken_has_its_types(body):
+    try:
+        request = openai_completions.parse(body)
+    except InvalidRequest:
+        return
+    assert type(request.n) is int and request.n >= 1
+    assert request.max_tokens is None or (type(request.max_tokens) is int and request.max_tokens >= 1)
+    for number in (request.sampling.temperature, request.sampling.top_p, *request.timeouts.values()):
+        assert number is None or (type(number) is float and math.isfinite(number))
