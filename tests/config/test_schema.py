@@ -45,7 +45,6 @@ class Parent:
     """First,
     on two lines."""
     c: int
-    ...
 
 
 @dataclass

@@ -19,13 +19,12 @@ def plugins(load: bool) -> None:
         click.echo("No plugin is installed. For an engine: pip install tokenflow-llamacpp")
     registry = Registry()
     failures = registry.load_all() if load else {}
-    loaded = {plugin.origin: plugin for plugin in registry.plugins()}
     width = max((len(plugin.name) for plugin in found), default=0)
     for plugin in found:
         click.echo(f"{plugin.name:<{width}}  {plugin.origin}")
         if error := failures.get(plugin.name):
             click.echo(f"  fails: {error.message}")
-        elif offered := loaded.get(plugin.origin):
+        elif offered := registry.offered_by(plugin):
             engines = [engine.name for engine in offered.engines]
             models = [source.name for engine in offered.engines for source in engine.models]
             for kind, names in ("engines", engines), ("sinks", [s.name for s in offered.sinks]), ("models", models):

@@ -42,6 +42,11 @@ class Installed:
         """`tokenflow-synthetic 0.1.0`."""
         return f"{self.distribution} {self.version}"
 
+    @property
+    def key(self) -> str:
+        """What it is loaded under: one distribution may have several plugins, and one plugin several names."""
+        return f"{self.origin}: {self.entry_point.value}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
@@ -80,17 +85,15 @@ class Registry:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(Hooks)
         self._plugins: dict[str, Plugin] = {}
-        """Loaded, by origin."""
+        """Loaded, by key or file."""
         self._failures: dict[str, PluginError] = {}
-        """By origin."""
-        self._modules: dict[int, str] = {}
-        """Origins by the id of their module: two entry points may name the same one."""
+        """Likewise."""
 
     # --- loading ------------------------------------------------------------------------------------------------
 
     def load_file(self, path: Path) -> None:
         """Load a plugin that is a Python file. Raises PluginError."""
-        self._load(path.stem, str(path), lambda: _import_file(path))
+        self._load(str(path), path.stem, str(path), lambda: _import_file(path))
 
     def load_installed(self, name: str) -> bool:
         """Load the installed plugin of that name; False if there is none. Raises PluginError."""
@@ -99,7 +102,7 @@ class Registry:
             both = " and ".join(plugin.distribution for plugin in found)
             raise PluginError(f'plugin "{name}" is installed by {both}; uninstall one of them')
         for plugin in found:
-            self._load(name, plugin.origin, plugin.entry_point.load)
+            self._load(plugin.key, name, plugin.origin, plugin.entry_point.load)
         return bool(found)
 
     def load_all(self) -> Mapping[str, PluginError]:
@@ -133,6 +136,10 @@ class Registry:
     def plugins(self) -> tuple[Plugin, ...]:
         """The plugins loaded so far."""
         return tuple(self._plugins.values())
+
+    def offered_by(self, plugin: Installed) -> Plugin | None:
+        """What an installed plugin offers, if it is loaded."""
+        return self._plugins.get(plugin.key)
 
     def engines(self) -> Mapping[str, EnginePlugin[Any]]:
         """The engines of the plugins loaded so far."""
@@ -170,23 +177,20 @@ class Registry:
             f"[plugins] files (installed: {', '.join(there) or 'none'})"
         )
 
-    def _load(self, name: str, origin: str, load: Callable[[], Any]) -> None:
-        if origin in self._failures:
-            raise self._failures[origin]
-        if origin in self._plugins:
+    def _load(self, key: str, name: str, origin: str, load: Callable[[], Any]) -> None:
+        if key in self._failures:
+            raise self._failures[key]
+        if key in self._plugins:
             return
         try:
-            module = _imported(name, origin, load)
-            if id(module) not in self._modules:
-                self._plugins[origin] = self._register(name, origin, module)
-                self._modules[id(module)] = origin
+            self._plugins[key] = self._register(name, origin, _imported(name, origin, load))
         except PluginError as exc:
-            self._failures[origin] = exc
+            self._failures[key] = exc
             raise
 
     def _register(self, name: str, origin: str, module: object) -> Plugin:
         try:
-            self._pluggy.register(module, name=origin)
+            self._pluggy.register(module)
             self._pluggy.check_pending()  # a misspelt hook must fail, not be silently unused
             return Plugin(
                 name=name,
@@ -195,13 +199,18 @@ class Registry:
                 sinks=tuple(self._offers(module, origin, "register_sinks", SinkPlugin)),
             )
         except pluggy.PluginValidationError as exc:
-            self._pluggy.unregister(name=origin)
+            self._forget(module)
             reason = str(exc).replace("\n", " ").strip()
             hooks = ", ".join(sorted(hook for hook in vars(Hooks) if not hook.startswith("_")))
             raise PluginError(f'plugin "{name}" ({origin}) has a wrong hook: {reason}; the hooks are {hooks}') from exc
         except PluginError:
-            self._pluggy.unregister(name=origin)
+            self._forget(module)
             raise
+
+    def _forget(self, module: object) -> None:
+        # pluggy itself may or may not have taken back a registration that failed.
+        if self._pluggy.is_registered(module):
+            self._pluggy.unregister(module)
 
     def _offers(self, module: object, origin: str, hook: str, kind: type[Offer]) -> Iterator[Offer]:
         """What one plugin's hook returns, checked: it comes from code that no type checker may have seen."""
