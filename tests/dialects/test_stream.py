@@ -8,7 +8,7 @@ import math
 import httpx2
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -254,6 +254,7 @@ entries = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.sampled_from([chat, completions]),
     st.text(st.characters(exclude_categories=["Cs"])),

@@ -10,7 +10,8 @@ text that is cut inside one is safe. The question is where to cut, for after ren
 2. The template renders the marked strings. Marks lie inside words or beside non-blank characters, so trimming and the
    like go as they would have.
 3. `Marker.split` takes the marks out and cuts at those that really lie inside a control token of the rendered text.
-   The rest did no harm and make no cut: cutting elsewhere could change how ordinary text is tokenized.
+   The rest did no harm and make no cut: cutting elsewhere could change how ordinary text is tokenized. Pieces in a row
+   that hold no whole token are joined again, as one that is read without control tokens.
 
 A mark one character after a token's start breaks every token that starts there, whatever order the tokenizer prefers
 them in. A token of one character cannot be cut; in user text it is fenced by two other marks, and becomes a piece of
@@ -50,6 +51,9 @@ class SpecialTokens:
         self._longest = max(map(len, self._long), default=0)
         self._tails = frozenset(token[at:] for token in self._long for at in range(1, len(token)))
         self._heads = frozenset(token[:at] for token in self._long for at in range(1, len(token)))
+        # By the character at the edge, how long they are: most text has another there, and is done with at once.
+        self._tail_sizes = _sizes((tail[0], tail) for tail in self._tails)
+        self._head_sizes = _sizes((head[-1], head) for head in self._heads)
         self._blob = "\ud800".join(sorted(self._long))  # half a surrogate pair: no text has it
         # In a lookahead, so that tokens that overlap are all found. Without tokens: a pattern that never matches.
         self._any = re.compile(f"(?=({_trie(self.tokens)}))" if self.tokens else r"(?!)", re.DOTALL)
@@ -61,20 +65,33 @@ class SpecialTokens:
 
     def open_at(self, text: str, at: int, end: int) -> bool:
         """`text[at:]`, with something before it, could be part of a token that began there. Its core ends at `end`."""
-        ahead = text[at : at + self._longest]
-        if any(ahead[:size] in self._tails for size in range(1, len(ahead) + 1)):
-            return True
-        return self._inside(text[at:]) or self._inside(text[at:end])
+        if at < len(text):
+            for size in self._tail_sizes.get(text[at], ()):
+                if text[at : at + size] in self._tails:
+                    return True
+        return self._inside(text, at, len(text)) or self._inside(text, at, end)
 
     def open_before(self, text: str, at: int, begin: int) -> bool:
         """`text[:at]`, with something after it, could be part of a token that goes on. Its core begins at `begin`."""
-        behind = text[max(0, at - self._longest) : at]
-        if any(behind[-size:] in self._heads for size in range(1, len(behind) + 1)):
-            return True
-        return self._inside(text[:at]) or self._inside(text[begin:at])
+        if at > 0:
+            for size in self._head_sizes.get(text[at - 1], ()):
+                if size <= at and text[at - size : at] in self._heads:
+                    return True
+        return self._inside(text, 0, at) or self._inside(text, begin, at)
 
-    def _inside(self, text: str) -> bool:
-        return 0 < len(text) < self._longest and text in self._blob and not text.isspace()
+    def _inside(self, text: str, start: int, stop: int) -> bool:
+        """The piece of text lies within some token."""
+        if not 0 < stop - start < self._longest:
+            return False
+        piece = text[start:stop]
+        return piece in self._blob and not piece.isspace()
+
+
+def _sizes(edged: Iterable[tuple[str, str]]) -> dict[str, list[int]]:
+    sizes: dict[str, set[int]] = {}
+    for edge, piece in edged:
+        sizes.setdefault(edge, set()).add(len(piece))
+    return {edge: sorted(found) for edge, found in sizes.items()}
 
 
 def _trie(tokens: Iterable[str]) -> str:
@@ -164,9 +181,15 @@ class Marker:
     def _puts(self, text: str) -> list[tuple[int, str]]:
         """Which marks go where; at one place in the order in which they are to stand."""
         specials = self._specials
+        # A template may trim, so the ends are also where the blanks end.
         begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
-        puts = [(at, self._cut) for at in {0, begin} if specials.open_at(text, at, end)]
-        puts += [(at, self._cut) for at in {len(text), end} if specials.open_before(text, at, begin)]
+        puts = []
+        for at in (0, begin) if begin else (0,):
+            if specials.open_at(text, at, end):
+                puts.append((at, self._cut))
+        for at in (len(text), end) if end < len(text) else (end,):
+            if specials.open_before(text, at, begin):
+                puts.append((at, self._cut))
         for start, stop in specials.find(text):
             if stop - start > 1:
                 puts.append((start + 1, self._cut))
@@ -191,7 +214,21 @@ class Marker:
         for at in fenced:  # the piece from `at` is no token's; the one after it is like any other
             edges.setdefault(at + 1, True)
         edges |= dict.fromkeys(fenced, False)
-        return list(_pieces(text, edges))
+        return list(self._merged(_pieces(text, edges)))
+
+    def _merged(self, pieces: Iterable[Segment]) -> Iterator[Segment]:
+        """Neighbours without a whole token are one piece of text: a thousand attempts cost no thousand pieces."""
+        run: list[str] = []
+        for piece in pieces:
+            if piece.special and next(self._specials.find(piece.text), None) is not None:
+                if run:
+                    yield Segment("".join(run), False)
+                    run = []
+                yield piece
+            else:
+                run.append(piece.text)
+        if run:
+            yield Segment("".join(run), False)
 
     def _needed(self, text: str, cuts: list[int]) -> Iterator[int]:
         """The cuts that lie inside some control token of the text."""
