@@ -7,7 +7,7 @@ from tokenflow_llamacpp import LlamaConfig, open_llama
 
 from tokenflow.testing.conformance import EngineConformance, OpenEngine
 
-CONFIG = LlamaConfig(slots=2, context_length=512, batch=128, prefill_chunk=32)
+CONFIG = LlamaConfig(slots=2, context_length=256, batch=64, prefill_chunk=32)
 
 
 @pytest.mark.model

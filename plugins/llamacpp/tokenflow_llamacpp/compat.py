@@ -20,6 +20,9 @@ _ERROR_LEVEL = 4
 _log: deque[tuple[int, str]] = deque(maxlen=64)
 
 
+_LOG_PREFIX = re.compile(r"^(\w+: )+(error loading model: )?")
+
+
 def _keep(level: int, text: str) -> None:
     if level == _ERROR_LEVEL:
         _log.append((get_ident(), text.strip()))
@@ -29,7 +32,7 @@ def load_library() -> Any:
     """Import cyllama's llama.cpp, silent, with its backends registered. Repeatable."""
     # OpenMP threads that spin between steps cost a second busy process up to five times its speed. Read at load.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    import cyllama.llama.llama_cpp as library
+    import cyllama.llama.llama_cpp as library  # type: ignore[import-untyped]  # it has no types
 
     # A callback that is set once and never changed: llama.cpp keeps function and argument in two variables, and another
     # engine's thread may be just between reading the one and the other.
@@ -42,12 +45,12 @@ def load_library() -> Any:
 
 
 def last_error() -> str:
-    """The most telling line that llama.cpp logged as an error in this thread, or nothing; forgets them all."""
+    """Why llama.cpp failed in this thread, as it logged it, or nothing; forgets what it knows."""
     here = get_ident()
-    lines = [line for thread, line in _log if thread == here and line]
+    lines = [line for thread, line in _log if thread == here and line.strip(".")]
     _log.clear()
-    telling = [line for line in lines if "error" in line.lower()]  # what follows only says that loading failed
-    return (telling or lines or [""])[-1]
+    # The first line has the cause; those after it say what could not be done for it.
+    return _LOG_PREFIX.sub("", lines[0]) if lines else ""
 
 
 def model_class(library: Any) -> Any:

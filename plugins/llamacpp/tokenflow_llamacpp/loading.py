@@ -135,7 +135,7 @@ def _metadata(model: Any, key: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(text.split()).rstrip(".")
 
 
 def physical_cores() -> int:

@@ -125,14 +125,18 @@ class Slots:
         return self.evicted - before
 
     def _longest_prefix(self, prompt: tuple[int, ...]) -> tuple[Slot | None, int]:
+        """The slot that has most of `prompt`; of several, an idle one that would lose least."""
         if not self._keep:
             return None, 0
-        best, most = None, 0
-        for slot in self._slots:
-            common = common_prefix(slot.tokens, prompt, len(prompt) - 1)
-            if common > most or (common == most and best is not None and best.reserved and not slot.reserved):
-                best, most = slot, common
-        return (best, most) if most else (None, 0)
+        most = len(prompt) - 1
+        common, _, _, source = max(
+            (
+                (common_prefix(slot.tokens, prompt, most), not slot.reserved, -len(slot.tokens), slot)
+                for slot in self._slots
+            ),
+            key=lambda choice: choice[:3],
+        )
+        return (source, common) if common else (None, 0)
 
     def _cut(self, slot: Slot, at: int) -> None:
         lost = len(slot.tokens) - at

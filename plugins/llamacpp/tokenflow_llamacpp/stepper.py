@@ -146,7 +146,8 @@ class LlamaStepper:
         return self._draw_all(rows)
 
     def _fill(self, run: list[Sequence]) -> list[Row]:
-        batch, rows = self._batch, []
+        batch = self._batch
+        rows: list[Row] = []
         batch.reset()
         add = batch.add
         prefilling = []
