@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import random
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 from tokenflow_synthetic import generate
+from tokenflow_synthetic.engine import open_in_task
 from trio.testing import MockClock
 
 from tests.service.conftest import STEP_S, open_rig, read_all
@@ -18,8 +22,6 @@ from tokenflow.service.records import Ended, Failed
 
 
 def directive(**keys: Any) -> str:
-    import json
-
     return json.dumps({"synthetic": keys})
 
 
@@ -235,6 +237,29 @@ async def test_coalescing_cannot_outgrow_the_window(autojump_clock: MockClock) -
         _, reader = await r.open("hello", max_tokens=100, coalesce_ms=1000)
         text = "".join(e.text for _, e in await read_all(reader) if isinstance(e, Delta))
         assert text == generate("hello", 100)
+        assert trio.current_time() < 14, "a record that holds 8 events gives back the credit of 8"
+
+
+async def test_n_choices_share_one_window(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=3, stream={"window": 18}) as r:
+        stream, reader = await r.open(max_tokens=100, n=3)
+        await trio.sleep(10)
+        assert r.engine.stepper.made[stream.identity.id] == 18
+        assert [event.tokens for _, event in await read_all(reader) if isinstance(event, Delta)] == [1] * 300
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_token_beside_a_deadline_that_has_passed_does_not_rename_it(seed: int, monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        # A step of exactly half a second: the first token comes in the tick in which the deadline passes.
+        engine = partial(open_in_task, step_s=0.5)
+        async with open_rig(open_engine=engine, prefill_ms=2000, timeouts={"prefill_timeout_s": 2.0}) as r:
+            _, reader = await r.open(max_tokens=1000)
+            end = (await read_all(reader))[-1][1]
+            assert isinstance(end, Ended) or end.error.code == "prefill_timeout"
+
+    monkeypatch.setattr(trio._core._run, "_r", random.Random(seed))
+    trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
 async def test_draining_refuses_new_work_and_ends_old_work_in_time(autojump_clock: MockClock) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from quart import Response, request
+from quart import Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
@@ -33,12 +33,18 @@ def create_app(service: Service) -> QuartTrio:
         authenticate(request, service.config.auth)
 
     app.before_request(who)
-    app.register_error_handler(TokenflowError, refusal)
+    app.register_error_handler(TokenflowError, _refuse)
     app.register_error_handler(HTTPException, http_refusal)
     app.register_error_handler(Exception, _fault)
     for routes in (generation, models, tokens, probes):
         routes.register(app, service)
     return app
+
+
+def _refuse(error: TokenflowError) -> Response:
+    response = refusal(error)
+    log.info("%s %s %s: %d %s", request.method, request.path, g.get("key", "-"), response.status_code, error.code)
+    return response
 
 
 def _fault(error: Exception) -> Response:

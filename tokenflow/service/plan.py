@@ -25,6 +25,23 @@ class Plan:
     settings: StreamSettings
 
 
+MANY_MESSAGES = 200
+"""More are rendered in a thread: a template takes about 30 µs a message, and others are waiting for their tokens."""
+
+_NEUTRAL: dict[str, tuple[float | None, ...]] = {
+    "temperature": (None, 1),
+    "top_k": (None, 0),
+    "top_p": (None, 1),
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "seed": (None,),
+    "logit_bias": (None,),
+}
+"""Values that ask for nothing: many clients send every parameter, and an engine without one can still serve them."""
+
+
 class Planner:
     """Judges requests for one model.
 
@@ -111,7 +128,7 @@ class Planner:
 
     def _check_capabilities(self, request: GenerationRequest) -> None:
         can = self._info.capabilities
-        asked = [f.name for f in fields(Sampling) if getattr(request.sampling, f.name) is not None]
+        asked = [f.name for f in fields(Sampling) if getattr(request.sampling, f.name) not in _NEUTRAL[f.name]]
         asked += ["logprobs"] if request.logprobs is not None else []
         asked += ["ignore_eos"] if request.ignore_eos else []
         asked += ["stop"] if request.stop else []
