@@ -1,0 +1,267 @@
+"""Cases 23, 25 and 26: what clients send that is wrong, and what is only unusual.
+
+Each wrong body goes to every route that takes one, on one connection, which must stay usable: after each refusal the
+same connection serves a good request.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.wire import BODIES, CHAT, COMPLETIONS, Answer, chat, completion, connect, post, stream
+
+TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: chat("hello", max_tokens=2),
+    COMPLETIONS: completion("hello", max_tokens=2),
+    TOKENIZE: {"prompt": "hello"},
+    DETOKENIZE: {"tokens": [104, 105]},
+}
+
+NOT_JSON: list[bytes] = [
+    b"",
+    b" ",
+    b"{",
+    b"nonsense",
+    b"null",
+    b"true",
+    b"0",
+    b'"text"',
+    b"[]",
+    b"[{}]",
+    b"{}{}",
+    b"{'prompt': 'single quotes'}",
+    b'{"prompt": NaN}',
+    b'{"prompt": "a", "temperature": Infinity}',
+    b'{"prompt": "a",}',
+    b'\xef\xbb\xbf{"prompt": "a"}',
+    b'{"prompt": "\xff"}',
+    b'{"prompt": "\x00"}',
+    '{"prompt": "hello"}'.encode("utf-16"),
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"prompt": ' + b"9" * 100_000 + b"}",
+    b"--boundary\r\nContent-Disposition: form-data; name=prompt\r\n\r\nhello\r\n--boundary--",
+    b"prompt=hello&max_tokens=5",
+    b"\x00" * 1000,
+    b"{}",
+    b'{"unknown": 1}',
+]
+"""Wrong on every route."""
+
+WRONG_PROMPTS: list[Any] = [
+    1,
+    1.5,
+    True,
+    {},
+    {"text": "a"},
+    [1, "a"],
+    ["a", 1],
+    [[1], "a"],
+    [-1],
+    [2**40],
+    [{}],
+    ["\ud800"],
+]
+WRONG_MESSAGES: list[Any] = [
+    1,
+    "hello",
+    {},
+    [1],
+    ["hello"],
+    [[]],
+    [None],
+    [{}],
+    [{"role": "user"}],
+    [{"content": "hello"}],
+    [{"role": "nobody", "content": "hello"}],
+    [{"role": 1, "content": "hello"}],
+    [{"role": "user", "content": 1}],
+    [{"role": "user", "content": [1]}],
+    [{"role": "user", "content": [{"type": "text"}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+    [{"role": "user", "content": {"type": "text", "text": "a"}}],
+    [{"role": "user", "content": "\ud800"}],
+    [{"role": "assistant", "content": "a", "tool_calls": [1]}],
+]
+WRONG_FIELDS: list[tuple[str, Any]] = [
+    ("model", 1),
+    ("model", ["m"]),
+    ("stream", "true"),
+    ("stream", 1),
+    ("n", 0),
+    ("n", 1.0),
+    ("n", 10**6),
+    ("n", "2"),
+    ("temperature", -1),
+    ("temperature", 2.1),
+    ("temperature", "hot"),
+    ("temperature", 10**400),
+    ("temperature", True),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("top_k", 1.5),
+    ("top_k", -2),
+    ("min_p", 2),
+    ("seed", "a"),
+    ("seed", 2**64),
+    ("frequency_penalty", 3),
+    ("presence_penalty", -3),
+    ("repetition_penalty", 0),
+    ("stop", 1),
+    ("stop", [1]),
+    ("stop", ""),
+    ("stop", [""]),
+    ("stop", {"a": "b"}),
+    ("stop", ["x"] * 1000),
+    ("stop", "x" * 100_000),
+    ("logit_bias", []),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"1": "a"}),
+    ("logit_bias", {"1": 101}),
+    ("stream_options", 1),
+    ("stream_options", {"include_usage": True}),  # without stream
+    ("timeouts", 1),
+    ("timeouts", {"idle_timeout_s": -1}),
+    ("timeouts", {"idle_timeout_s": 10**9}),
+    ("timeouts", {"unknown_s": 1}),
+    ("coalesce_ms", -1),
+    ("coalesce_ms", 10**9),
+    ("user", 1),
+    ("ignore_eos", "yes"),
+]
+"""Fields that both routes that generate know."""
+WRONG_CHAT_FIELDS: list[tuple[str, Any]] = [
+    ("logprobs", 5),
+    ("top_logprobs", 3),
+    ("tools", 1),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("tool_choice", 1),
+    ("response_format", "json"),
+    ("response_format", {"type": "json_object"}),
+]
+WRONG_COMPLETION_FIELDS: list[tuple[str, Any]] = [
+    ("logprobs", True),
+    ("logprobs", -1),
+    ("logprobs", 1000),
+    ("echo", True),
+    ("suffix", "a"),
+    ("best_of", 5),
+]
+WRONG: dict[str, list[dict[str, Any]]] = {
+    CHAT: [{"messages": value} for value in WRONG_MESSAGES]
+    + [GOOD[CHAT] | {name: value} for name, value in WRONG_FIELDS + WRONG_CHAT_FIELDS],
+    COMPLETIONS: [{"prompt": value} for value in WRONG_PROMPTS]
+    + [GOOD[COMPLETIONS] | {name: value} for name, value in WRONG_FIELDS + WRONG_COMPLETION_FIELDS],
+    TOKENIZE: [{"prompt": value} for value in (1, [], {}, ["a"], "\ud800")]
+    + [{"messages": value} for value in WRONG_MESSAGES]
+    + [
+        {"prompt": "a", "messages": GOOD[CHAT]["messages"]},
+        {"prompt": "a", "model": 1},
+        {"prompt": "a", "add_special": 1},
+    ],
+    DETOKENIZE: [
+        {"tokens": value} for value in (1, "a", {}, ["a"], [1.5], [True], [-1], [2**31], [2**70], [300_000], [[1]])
+    ]
+    + [{"tokens": [1], "model": 1}],
+}
+
+
+def assert_refused(answer: Answer) -> None:
+    assert answer.status == 400, answer
+    assert answer.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("route", GOOD)
+async def test_case_23_wrong_bodies_get_the_one_envelope_and_the_next_is_served(port: int, route: str) -> None:
+    wrong = NOT_JSON + [json.dumps(body).encode() for body in WRONG[route]]
+    assert len(wrong) >= 30
+    async with connect(port) as wire:
+        for body in wrong:
+            refused = await wire.ask("POST", route, body)
+            assert refused.status == 400, (body[:200], refused)
+            assert refused.error["type"] == "invalid_request_error"
+            good = await wire.ask("POST", route, GOOD[route])
+            assert good.status == 200, (body[:200], good)
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_case_23_a_wrong_field_is_named(port: int, route: str) -> None:
+    for name, value in WRONG_FIELDS:
+        refused = await post(port, route, GOOD[route] | {name: value})
+        assert (refused.error["param"] or "").startswith(name), refused
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_case_23_refused_before_the_first_byte_also_when_streaming(port: int, route: str) -> None:
+    for name, value in WRONG_FIELDS:
+        if name in ("stream", "stream_options"):
+            continue
+        assert_refused(await post(port, route, GOOD[route] | {"stream": True, name: value}))
+
+
+EMPTY: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"prompt": ""}, "prompt"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": [[]]}, "prompt[0]"),
+    (COMPLETIONS, {"prompt": [""]}, "prompt[0]"),
+    (COMPLETIONS, {"prompt": ["a", ""]}, "prompt[1]"),
+    (COMPLETIONS, {"prompt": None}, "prompt"),
+    (COMPLETIONS, {}, "prompt"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": None}, "messages"),
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "param"), EMPTY)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_case_25_nothing_to_go_on_from(
+    port: int, route: str, body: dict[str, Any], param: str, streaming: bool
+) -> None:
+    async with connect(port) as wire:
+        refused = await wire.ask("POST", route, body | {"stream": streaming})
+        assert_refused(refused)
+        assert refused.error["param"] == param
+        assert (await wire.ask("POST", route, GOOD[route])).status == 200
+
+
+OPTIONAL = """
+model n max_tokens max_completion_tokens temperature top_p top_k min_p repetition_penalty repeat_penalty
+frequency_penalty presence_penalty seed logit_bias stop stream stream_options logprobs top_logprobs ignore_eos
+coalesce_ms timeouts user tools tool_choice functions function_call response_format parallel_tool_calls metadata
+store service_tier reasoning_effort echo suffix best_of
+"""
+
+
+def without_what_differs(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key not in ("id", "created")}
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_case_26_null_is_absent_everywhere(port: int, route: str) -> None:
+    bare = BODIES[route]("x" * 4000)  # the engine's own end is far, so the context's counts
+    bare_answer = without_what_differs((await post(port, route, bare)).json)
+    for name in OPTIONAL.split():
+        answer = await post(port, route, bare | {name: None})
+        assert without_what_differs(answer.json) == bare_answer, name
+    everything = await post(port, route, bare | dict.fromkeys(OPTIONAL.split()))
+    assert without_what_differs(everything.json) == bare_answer
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_case_26_null_within_options(port: int, route: str) -> None:
+    nulls = {"stream_options": {"include_usage": None}, "timeouts": {"idle_timeout_s": None}}
+    plain = await stream(port, route, GOOD[route])
+    assert (await stream(port, route, GOOD[route] | nulls)).text == plain.text
+
+
+async def test_case_26_unknown_fields_are_ignored(port: int) -> None:
+    body = GOOD[COMPLETIONS]
+    plain = await post(port, COMPLETIONS, body)
+    assert (await post(port, COMPLETIONS, body | {"nobody": {"knows": ["this"]}})).text == plain.text
