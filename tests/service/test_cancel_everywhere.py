@@ -1,8 +1,8 @@
 """A client that leaves at any moment leaves nothing behind.
 
 An instrument counts every scheduler step of every task while a request lives, and the reader leaves at the k-th, for
-every k there is, under several orders of the scheduler (a seed each). Afterwards: no task, no slot, no place, no reader,
-no record held, exactly one usage record, and the engine serves the next.
+every k there is, under several orders of the scheduler (a seed each). Afterwards: no task, no slot, no place and no
+reader is left, there is exactly one usage record, and the engine serves the next.
 """
 
 from __future__ import annotations
