@@ -25,7 +25,10 @@ def make_recorder() -> type[Recorder]:
 
 @pytest.fixture
 def pin(autojump_clock: trio.testing.MockClock) -> Callable[[bool], None]:
-    """For `StepLoop.on_busy`: the autojump clock (pytest-trio's) does not jump while the loop's thread is at work."""
+    """For `StepLoop.on_busy`: pytest-trio's autojump clock does not jump while the loop's thread is at work.
+
+    The test itself must ask for `autojump_clock`, too: pytest-trio uses no clock that only a fixture asked for.
+    """
     from tokenflow.testing.clocks import pinned
 
     return pinned(autojump_clock)

@@ -1,0 +1,352 @@
+"""The step loop in both drivers, in mock time: order, credit, failures, ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tokenflow.api import (
+    Delta,
+    EngineClosed,
+    EngineError,
+    Event,
+    Finished,
+    Sequence,
+    SequenceRequest,
+    Started,
+    StartupError,
+    Step,
+    StepLoop,
+    serving,
+)
+from tokenflow.testing.fakes import Recorder, company, record
+from tokenflow.testing.steppers import PlainStepper
+
+STEP_S = 0.1
+Ask = Callable[..., SequenceRequest]
+Open = Any
+
+
+async def pace(loop: StepLoop) -> None:
+    await trio.sleep(STEP_S)
+
+
+def says(n: int) -> str:
+    return "".join(f"t{i} " for i in range(n))
+
+
+async def test_more_sequences_than_slots(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper(slots=2)
+    async with open_loop(stepper) as loop, company(loop) as group:
+        recorders = [group.start(ask(prompt=6, max_tokens=7)) for _ in range(7)]
+        for recorder in recorders:
+            await recorder.returned.wait()
+            assert recorder.events[0] == Started(6)
+            assert recorder.text == says(7)
+            assert recorder.events[-1] == Finished("length")
+            assert len(recorder.events) == 9
+    assert stepper.log[0] == "open"
+    assert stepper.log[-1] == "close"
+    assert stepper.log.count("add") == stepper.log.count("remove") == 7
+    assert loop.generated == 49
+
+
+async def test_a_quiet_loop_takes_no_steps(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    async with open_loop(PlainStepper()) as loop, company(loop) as group:
+        stalled = group.start(ask(max_tokens=9), Recorder(window=2, follow=False))
+        await stalled.wait_deltas(2)
+        await trio.sleep(10)
+        steps = loop.steps
+        assert not loop.busy
+        await trio.sleep(1000)
+        assert loop.steps == steps
+        assert (loop.held, loop.parked, loop.waiting) == (1, 1, 0)
+
+
+async def test_who_is_parked_costs_the_others_no_step(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    async with open_loop(PlainStepper()) as loop, company(loop) as group:
+        slow = group.start(ask(max_tokens=100), Recorder(window=4, follow=False))
+        await slow.wait_deltas(4)
+        before = loop.steps
+        await record(loop, ask(prompt=0, max_tokens=100))
+        assert loop.steps - before <= 102
+        assert slow.send.sent == 4
+        slow.catch_up()
+        await slow.returned.wait()
+        assert slow.text == says(100)
+
+
+async def test_deltas_without_text_cost_no_credit(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper()
+    letters = "🙂é".encode()
+    stepper.token = lambda seq: Step(1, letters[seq.generated : seq.generated + 1])  # type: ignore[method-assign]
+    async with open_loop(stepper) as loop, company(loop) as group:
+        stalled = group.start(ask(max_tokens=len(letters)), Recorder(window=1, follow=False))
+        await stalled.wait_deltas(4)
+        await trio.sleep(10)
+        assert [delta.text for delta in stalled.deltas] == ["", "", "", "🙂"]
+        assert loop.parked == 1
+        stalled.catch_up()
+        await stalled.returned.wait()
+        assert stalled.text == "🙂é"
+
+
+async def test_pause_and_resume(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    async with open_loop(PlainStepper()) as loop, company(loop) as group:
+        recorder = group.start(ask(max_tokens=2000), Recorder(window=8))
+        await recorder.wait_deltas(5)
+        recorder.send.pause()
+        await trio.sleep(10)
+        sent, steps = recorder.send.sent, loop.steps
+        assert sent < 2000
+        await trio.sleep(1000)
+        assert (recorder.send.sent, loop.steps) == (sent, steps)
+        recorder.send.resume()
+        await recorder.returned.wait()
+        assert recorder.text == says(2000)
+
+
+async def test_a_refused_sequence_ends_alone(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper()
+    add = stepper.add
+
+    def refuse(seq: Sequence) -> bool:
+        if seq.request.max_tokens == 3:
+            raise EngineError("not this one")
+        return add(seq)
+
+    stepper.add = refuse  # type: ignore[method-assign]
+    async with open_loop(stepper) as loop, company(loop) as group:
+        recorders = [group.start(ask(max_tokens=n)) for n in (2, 3, 4)]
+        for recorder in recorders:
+            await recorder.returned.wait()
+    assert [recorder.text for recorder in recorders] == [says(2), "", says(4)]
+    assert isinstance(recorders[1].error, EngineError)
+    assert recorders[1].events == []
+
+
+async def test_a_failed_sequence_ends_alone(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper()
+    error = EngineError("planned")
+    token = stepper.token
+    stepper.token = lambda seq: (  # type: ignore[method-assign]
+        Step(error=error) if seq.request.id == "bad" and seq.generated == 2 else token(seq)
+    )
+    async with open_loop(stepper) as loop, company(loop) as group:
+        good, bad = group.start(ask()), group.start(ask(id="bad"))
+        await good.returned.wait()
+        await bad.returned.wait()
+        assert not stepper.used
+    assert bad.error is error
+    assert bad.text == says(2)
+    assert bad.finished is None
+    assert good.text == says(5)
+
+
+async def test_a_step_that_raises_fails_all_that_hold_a_slot(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock
+) -> None:
+    stepper = PlainStepper(slots=2)
+    step = stepper.step
+
+    def failing(run: list[Sequence]) -> Iterable[tuple[Sequence, Step]]:
+        if any(seq.request.id == "bad" and seq.generated == 3 for seq in run):
+            raise ZeroDivisionError
+        return step(run)
+
+    stepper.step = failing  # type: ignore[method-assign]
+    async with open_loop(stepper) as loop, company(loop) as group:
+        parked = group.start(ask(), Recorder(window=1, follow=False))
+        await parked.wait_deltas(1)
+        bad = group.start(ask(id="bad"))
+        await bad.wait_started()
+        waiting = group.start(ask())
+        for recorder in (parked, bad, waiting):
+            await recorder.returned.wait()
+        assert not stepper.used
+    assert isinstance(parked.error, ZeroDivisionError)
+    assert isinstance(bad.error, ZeroDivisionError)
+    assert bad.text == says(3)
+    assert waiting.text == says(5)
+
+
+async def test_after_a_failed_step_it_serves_on(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper()
+    step, fails = stepper.step, [ValueError("cuda")]
+
+    def failing(run: list[Sequence]) -> Iterable[tuple[Sequence, Step]]:
+        yield from step(run)
+        if fails:
+            raise fails.pop()
+
+    stepper.step = failing  # type: ignore[method-assign]
+    async with open_loop(stepper) as loop:
+        with pytest.raises(ValueError, match="cuda"):
+            await record(loop, ask())
+        assert not stepper.used
+        assert (await record(loop, ask())).text == says(5)
+
+
+async def test_a_reader_that_raises_ends_alone(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    def fail(event: Event) -> None:
+        if isinstance(event, Delta):
+            raise ZeroDivisionError
+
+    async with open_loop(PlainStepper()) as loop, company(loop) as group:
+        good, bad = group.start(ask(max_tokens=20)), group.start(ask(max_tokens=20), Recorder(on_event=fail))
+        await bad.returned.wait()
+        await good.returned.wait()
+        assert not loop.stepper.used
+    assert isinstance(bad.error, ZeroDivisionError)
+    assert len(bad.events) == 2
+    assert good.text == says(20)
+
+
+# --- ends -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_failed_open_comes_out_as_it_is(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper()
+
+    def fail() -> None:
+        raise StartupError("no such file")
+
+    stepper.open = fail  # type: ignore[method-assign]
+    with pytest.raises(StartupError, match="no such file"):
+        async with open_loop(stepper):
+            raise AssertionError("it never opened")
+    assert stepper.log == []
+
+
+async def test_after_a_failed_open_nobody_waits_for_ever(driver: str, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper()
+    stepper.open = lambda: 1 / 0  # type: ignore[method-assign,assign,return-value]
+    loop = StepLoop(stepper)
+    with pytest.raises(ZeroDivisionError):
+        async with serving(loop, pace=pace if driver == "task" else None):
+            pass
+    with pytest.raises(EngineClosed):
+        await loop.generate(ask(), Recorder().send)
+
+
+async def test_a_slot_that_cannot_be_freed_ends_the_loop(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper(slots=1)
+
+    def fail(seq: Sequence) -> None:
+        raise RuntimeError("dead")
+
+    stepper.remove = fail  # type: ignore[method-assign]
+    recorders = [Recorder() for _ in range(4)]
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(EngineError, match="dead"):
+            async with open_loop(stepper) as loop:
+                for recorder in recorders:
+                    nursery.start_soon(recorder.play, loop, ask())
+                await trio.sleep_forever()
+    for recorder in recorders:
+        assert isinstance(recorder.error, EngineError)
+    with pytest.raises(EngineClosed):
+        await loop.generate(ask(), Recorder().send)
+    assert stepper.log[-1] == "close"
+
+
+async def test_closing_lets_everyone_go(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    stepper = PlainStepper(slots=2)
+    async with trio.open_nursery() as nursery:
+        recorders = [Recorder(window=2, follow=False) for _ in range(3)]
+        async with open_loop(stepper) as loop:
+            for recorder in recorders:
+                nursery.start_soon(recorder.play, loop, ask())
+            await trio.sleep(10)
+            late = Recorder()
+            nursery.start_soon(late.play, loop, ask())
+    for recorder in (*recorders, late):
+        assert isinstance(recorder.error, EngineClosed)
+    assert not stepper.used
+    assert stepper.log[-1] == "close"
+    assert not loop.busy
+
+
+async def test_a_callers_command_while_the_loop_ends_is_answered(ask: Ask, autojump_clock: MockClock) -> None:
+    """Posted after the owner's last look at its commands: Trio's side answers it."""
+    stepper = PlainStepper()
+    recorder = Recorder()
+    async with trio.open_nursery() as nursery, trio.open_nursery() as inner:
+        loop = StepLoop(stepper)
+        await inner.start(loop.serve)
+        stepper.close = lambda: trio.from_thread.run_sync(  # type: ignore[method-assign]
+            nursery.start_soon, recorder.play, loop, ask()
+        )
+        loop._stop, stop = False, loop._let_go
+
+        def let_go() -> None:
+            stop()
+            loop._stop = False  # as Trio's side may still have read it
+
+        loop._let_go = let_go  # type: ignore[method-assign]
+        inner.cancel_scope.cancel()
+    assert isinstance(recorder.error, EngineClosed)
+
+
+# --- what can go wrong between the two sides ------------------------------------------------------------------------
+
+
+async def test_the_limit_is_read_again_after_parking(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Trio raises the limit between the owner's look at it and the parking, and so sees no reason to wake anyone."""
+    move = Sequence._move
+
+    def late_credit(seq: Sequence, to: Any) -> None:
+        if to.name == "PARKED":
+            seq.send.accept(1)
+        move(seq, to)
+
+    monkeypatch.setattr(Sequence, "_move", late_credit)
+    async with serving(loop := StepLoop(PlainStepper()), pace=pace):
+        with trio.fail_after(100):
+            recorder = await record(loop, ask(max_tokens=6), Recorder(window=1, follow=False))
+    assert recorder.text == says(6)
+
+
+async def test_a_stale_idle_message_is_not_believed(ask: Ask, autojump_clock: MockClock) -> None:
+    """The owner says it is idle; meanwhile, on Trio's side, a command was posted that it had not seen."""
+
+    async def no_time(loop: StepLoop) -> None:
+        pass  # so that the last event and the idle message are handed out together
+
+    async with serving(loop := StepLoop(PlainStepper()), pace=no_time), company(loop) as group:
+        parked = group.start(ask(max_tokens=2), Recorder(window=1, follow=False))
+        await parked.wait_deltas(1)
+        await wait_all_tasks_blocked()
+        assert not loop.busy
+        seen: list[bool] = []
+
+        def wake(event: Event) -> None:
+            if isinstance(event, Finished):
+                parked.accept(1)
+
+        parked.on_event = lambda event: seen.append(loop.busy)
+        await record(loop, ask(max_tokens=1), Recorder(on_event=wake))
+        assert loop.busy
+        await parked.returned.wait()
+        assert seen == [True, True]
+        await wait_all_tasks_blocked()
+        assert not loop.busy
+
+
+async def test_generate_that_is_cancelled_before_it_begins_leaves_no_trace(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock
+) -> None:
+    stepper = PlainStepper()
+    async with open_loop(stepper) as loop:
+        recorder = Recorder()
+        recorder.scope.cancel()
+        await recorder.play(loop, ask())
+        assert recorder.scope.cancelled_caught
+        assert recorder.events == []
+    assert stepper.log == ["open", "close"]
