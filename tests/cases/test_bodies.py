@@ -203,6 +203,19 @@ async def test_case_23_refused_before_the_first_byte_also_when_streaming(port: i
         assert_refused(await post(port, route, GOOD[route] | {"stream": True, name: value}))
 
 
+@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_case_23_token_ids_that_the_model_has_not(port: int, route: str, streaming: bool) -> None:
+    """Only the model's size tells that they are wrong, and still it is told before the first byte."""
+    wrong: list[tuple[str, Any]] = [("logit_bias", {"600": 1})]
+    if route == COMPLETIONS:
+        wrong += [("prompt", [515]), ("prompt", [[1], [600]])]
+    for name, value in wrong:
+        refused = await post(port, route, GOOD[route] | {"stream": streaming, name: value})
+        assert_refused(refused)
+        assert refused.error["param"] == name
+
+
 EMPTY: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ""}, "prompt"),
     (COMPLETIONS, {"prompt": []}, "prompt"),

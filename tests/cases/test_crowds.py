@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
 import trio
 from tokenflow_synthetic import generate
 
@@ -27,15 +30,38 @@ async def test_case_20_one_that_fails_ends_alone(port: int) -> None:
 
 
 async def test_case_21_two_slots_four_places_twenty_at_once(port: int) -> None:
-    # Twenty answers are a few dozen milliseconds of work for a processor that others use too: the best round counts.
+    # Twenty answers to anything are work, on a processor that others use too. So where 50 ms were not kept, a refusal
+    # must at least have cost no more than an answer that needs no engine at all, asked for in the same way just before.
     slowest = []
     for _ in range(5):
-        slowest.append(await twenty_at_once(port))
+        bound = max(REFUSED_S, 1.2 * await twenty_health_checks(port))
+        slowest.append((await twenty_at_once(port), bound))
         answer = await post(port, COMPLETIONS, completion("next", model="two", max_tokens=1))
         assert answer.text == generate("next", 1)
-        if min(slowest) <= REFUSED_S:
+        if slowest[-1][0] <= bound:
             return
-    raise AssertionError(f"the slowest refusal of each round took {slowest} s")
+    raise AssertionError(f"the slowest refusal of each round, and the bound, were {slowest} s")
+
+
+@asynccontextmanager
+async def twenty_connections(port: int) -> AsyncIterator[list[Wire]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(connect(port)) for _ in range(20)]
+
+
+async def twenty_health_checks(port: int) -> float:
+    """How long the slowest took."""
+    taken: list[float] = []
+
+    async def run(wire: Wire) -> None:
+        began = trio.current_time()
+        await wire.send("GET", "/health/live")
+        taken.append((await wire.head()).at - began)
+
+    async with twenty_connections(port) as wires, trio.open_nursery() as requests:
+        for wire in wires:
+            requests.start_soon(run, wire)
+    return max(taken)
 
 
 async def twenty_at_once(port: int) -> float:
@@ -52,12 +78,9 @@ async def twenty_at_once(port: int) -> float:
         taken[i] = heads[i].at - began
         ends.append(await wire.body())
 
-    async with trio.open_nursery() as connections:
-        wires = [await connections.start(stay_connected, port) for _ in range(20)]
-        async with trio.open_nursery() as requests:
-            for i, wire in enumerate(wires):
-                requests.start_soon(run, i, wire)
-        connections.cancel_scope.cancel()
+    async with twenty_connections(port) as wires, trio.open_nursery() as requests:
+        for i, wire in enumerate(wires):
+            requests.start_soon(run, i, wire)
     admitted = [i for i, head in heads.items() if head.status == 200]
     refused = [i for i, head in heads.items() if head.status == 503]
     assert (len(admitted), len(refused)) == (6, 14)
@@ -65,9 +88,3 @@ async def twenty_at_once(port: int) -> float:
     assert sum(end.endswith(b"data: [DONE]\n\n") for end in ends) == 6
     assert sum(b'"code":"queue_full"' in end for end in ends) == 14
     return max(taken[i] for i in refused)
-
-
-async def stay_connected(port: int, task_status: trio.TaskStatus[Wire]) -> None:
-    async with connect(port) as wire:
-        task_status.started(wire)
-        await trio.sleep_forever()

@@ -72,6 +72,7 @@ class Planner:
         """
         self._check_limits(request)
         self._check_capabilities(request)
+        self._check_vocabulary(request)
         settings = self._settings(request)
         sequences: list[SequenceRequest] = []
         for prompt in request.prompts:
@@ -140,6 +141,14 @@ class Planner:
                     code="unsupported_parameter",
                 )
 
+    def _check_vocabulary(self, request: GenerationRequest) -> None:
+        """Token ids that the model has not: the engine would say so too, but after the headers."""
+        if size := self._info.vocab_size:
+            for prompt in request.prompts:
+                if isinstance(prompt, TokenPrompt):
+                    _known(max(prompt.tokens, default=0), size, "prompt")
+            _known(max(request.sampling.logit_bias or (0,)), size, "logit_bias")
+
     def _max_tokens(self, prompt: int, request: GenerationRequest, chat: bool) -> int:
         param = "messages" if chat else "prompt"
         if prompt == 0:
@@ -164,6 +173,11 @@ class Planner:
         coalesce_ms = self._stream.coalesce_ms if request.coalesce_ms is None else request.coalesce_ms
         _at_most(coalesce_ms, self._stream.coalesce_max_ms, "coalesce_ms", "milliseconds")
         return StreamSettings(timeouts=Timeouts(**seconds), window=self._stream.window, coalesce_s=coalesce_ms / 1000)
+
+
+def _known(token: int, size: int, param: str) -> None:
+    if token >= size:
+        raise InvalidRequest(f"{param}: there is no token {token}; this model has 0 to {size - 1}.", param=param)
 
 
 def _at_most(value: float, most: float, param: str, what: str) -> None:
