@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -182,9 +183,11 @@ def _largest(folder: Path) -> int:
     sizes = [0]
     for path in folder.rglob("*"):
         try:
-            sizes.append(path.stat().st_size)
+            status = path.stat()
         except OSError:  # gone since it was listed
             continue
+        if stat.S_ISREG(status.st_mode):
+            sizes.append(status.st_size)
     return max(sizes)
 
 
