@@ -16,6 +16,7 @@ from tokenflow.core.lifecycle import (
     ModelGauges,
     SlotTaken,
 )
+from tokenflow.core.timings import TBT_BUCKETS_S, TTFT_BUCKETS_S, TTLT_BUCKETS_S
 from tokenflow.core.types import (
     Delta,
     EngineInfo,
@@ -32,6 +33,9 @@ from tokenflow.errors import EngineClosed, EngineError, EngineStuck, InvalidRequ
 
 __all__ = [
     "API_VERSION",
+    "TBT_BUCKETS_S",
+    "TTFT_BUCKETS_S",
+    "TTLT_BUCKETS_S",
     "Admitted",
     "Delta",
     "Ended",
@@ -47,6 +51,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "FirstToken",
+    "Gaps",
     "Gauges",
     "InvalidRequest",
     "LifecycleEvent",

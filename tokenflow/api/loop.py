@@ -151,8 +151,8 @@ class Stepper(Protocol):
     def interrupt(self, seq: Sequence | None) -> None:
         """From any thread, at any time: end a long step early, with every sequence as it was before it.
 
-        `seq` is the one that is leaving; None: everybody is. Doing nothing is allowed. It is never asked twice without
-        a completed step between, and only for sequences that have no token yet.
+        `seq` is the one that is leaving; None: everybody is. Doing nothing is allowed. It is asked only for sequences
+        that have no token yet; and, where somebody in the step stays, never twice without a whole step between.
         """
 
 
@@ -248,8 +248,11 @@ class StepLoop:
             self._post("wake", seq)
 
     def _interrupt(self, seq: Sequence) -> None:
-        if self._interrupted or seq.generated or seq not in self._running:
-            return  # a decoding step is short; and a prefill must not be thrown back for ever
+        running = self._running
+        if seq.generated or seq not in running:
+            return  # a decoding step is short
+        if self._interrupted and not all(other.cancelled for other in running):
+            return  # those who stay must not be thrown back for ever
         self._interrupted = True
         with suppress(Exception):  # a faulty hint must not skip the wait for the slot
             self.stepper.interrupt(seq)
@@ -271,7 +274,7 @@ class StepLoop:
         while self._out:
             seq, event = self._out.popleft()
             if seq is None:  # the owner is idle, if it had seen every command when it said so
-                self._set_busy(event < self._posted)
+                self._set_busy(event < self._posted or self._stop)
             elif event is None:
                 seq.released.set()
             elif not seq.cancelled:
@@ -441,6 +444,7 @@ class StepLoop:
         wake = threading.Event()
         token = self._token = trio.lowlevel.current_trio_token()
         self._wake = wake.set
+        self._set_busy(True)  # until it has opened and looked for commands
         opened = trio.Event()
 
         def own() -> None:
@@ -466,6 +470,7 @@ class StepLoop:
                 await trio.sleep_forever()
             finally:
                 self._stop = True
+                self._set_busy(True)  # until the thread has closed the stepper
                 patience.deadline = trio.current_time() + self.grace_s
                 wake.set()
                 if not ended:

@@ -50,31 +50,57 @@ class Feeds:
         async with AsyncExitStack() as sinks:
             opened = [(name, await sinks.enter_async_context(p.open(c))) for name, (p, c) in self._plugins.items()]
             async with trio.open_nursery() as nursery:
-                for name, sink in opened:
-                    send, receive = trio.open_memory_channel[LifecycleEvent](BACKLOG)
-                    self._channels[name] = send
-                    nursery.start_soon(_feed, name, sink, receive)
-                    if self.metrics is None and isinstance(sink, MetricsSink):
-                        self.metrics = sink
+                feeds = [self._feed(name, sink) for name, sink in opened]
+                for feed in feeds:
+                    nursery.start_soon(feed.run)
                 task_status.started()
-                await trio.sleep_forever()
-
-
-async def _feed(name: str, sink: Sink, events: trio.MemoryReceiveChannel[LifecycleEvent]) -> None:
-    try:
-        async for event in events:
-            await _record(name, sink, event)
-    finally:
-        with trio.move_on_after(CLOSE_S, shield=True):
-            while True:
                 try:
-                    await _record(name, sink, events.receive_nowait())
-                except trio.WouldBlock:
-                    break
+                    await trio.sleep_forever()
+                finally:
+                    for feed in feeds:
+                        feed.finish()
+
+    def _feed(self, name: str, sink: Sink) -> _Feed:
+        send, receive = trio.open_memory_channel[LifecycleEvent](BACKLOG)
+        self._channels[name] = send
+        if self.metrics is None and isinstance(sink, MetricsSink):
+            self.metrics = sink
+        return _Feed(name, sink, send, receive)
 
 
-async def _record(name: str, sink: Sink, event: LifecycleEvent) -> None:
-    try:
-        await sink.record(event)
-    except Exception:
-        log.exception("sink %s failed on %s", name, type(event).__name__)
+class _Feed:
+    """One sink and the task that feeds it."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: Sink,
+        send: trio.MemorySendChannel[LifecycleEvent],
+        receive: trio.MemoryReceiveChannel[LifecycleEvent],
+    ) -> None:
+        self._name = name
+        self._sink = sink
+        self._send = send
+        self._receive = receive
+        self._patience = trio.CancelScope(shield=True)  # a record that is being written is written
+        self._failures: set[str] = set()
+
+    def finish(self) -> None:
+        """Nothing more comes: what is there may take `CLOSE_S`."""
+        self._send.close()
+        self._patience.deadline = trio.current_time() + CLOSE_S
+
+    async def run(self) -> None:
+        with self._patience:
+            async for event in self._receive:
+                await self._record(event)
+
+    async def _record(self, event: LifecycleEvent) -> None:
+        try:
+            await self._sink.record(event)
+        except Exception as exc:
+            if repr(exc) not in self._failures:  # each kind of failure once: a broken sink must not flood the log
+                self._failures.add(repr(exc))
+                log.exception(
+                    "sink %s failed on %s; this failure is not logged again", self._name, type(event).__name__
+                )

@@ -15,8 +15,18 @@ from itertools import product
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-from tokenflow.api import Admitted, Ended, Exposition, FirstToken, Gauges, LifecycleEvent, SlotTaken
-from tokenflow.core.timings import TBT_BUCKETS_S, TTFT_BUCKETS_S, TTLT_BUCKETS_S
+from tokenflow.api import (
+    TBT_BUCKETS_S,
+    TTFT_BUCKETS_S,
+    TTLT_BUCKETS_S,
+    Admitted,
+    Ended,
+    Exposition,
+    FirstToken,
+    Gauges,
+    LifecycleEvent,
+    SlotTaken,
+)
 from tokenflow_prometheus.families import Counter, Families, Histogram
 from tokenflow_prometheus.moment import Moment
 
