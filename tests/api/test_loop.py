@@ -271,24 +271,23 @@ async def test_closing_lets_everyone_go(open_loop: Open, ask: Ask, autojump_cloc
     assert not loop.busy
 
 
-async def test_a_callers_command_while_the_loop_ends_is_answered(ask: Ask, autojump_clock: MockClock) -> None:
+async def test_a_command_that_comes_while_the_loop_ends_is_answered(
+    ask: Ask, pin: Callable[[bool], None], autojump_clock: MockClock
+) -> None:
     """Posted after the owner's last look at its commands: Trio's side answers it."""
     stepper = PlainStepper()
     recorder = Recorder()
-    async with trio.open_nursery() as nursery, trio.open_nursery() as inner:
-        loop = StepLoop(stepper)
-        await inner.start(loop.serve)
-        stepper.close = lambda: trio.from_thread.run_sync(  # type: ignore[method-assign]
-            nursery.start_soon, recorder.play, loop, ask()
-        )
-        loop._stop, stop = False, loop._let_go
+    loop = StepLoop(stepper)
+    loop.on_busy = pin
+    async with trio.open_nursery() as nursery:
 
-        def let_go() -> None:
-            stop()
-            loop._stop = False  # as Trio's side may still have read it
+        def close() -> None:
+            loop._stop = False  # as the caller's side may have read it just before
+            trio.from_thread.run_sync(nursery.start_soon, recorder.play, loop, ask())
 
-        loop._let_go = let_go  # type: ignore[method-assign]
-        inner.cancel_scope.cancel()
+        stepper.close = close  # type: ignore[method-assign]
+        async with serving(loop):
+            pass
     assert isinstance(recorder.error, EngineClosed)
 
 
