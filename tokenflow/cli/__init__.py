@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from tokenflow import __version__
-from tokenflow.cli.chat import chat
-from tokenflow.cli.config import config
-from tokenflow.cli.engine import engine
+from tokenflow.cli.chat import chat_command
+from tokenflow.cli.config import config_group
+from tokenflow.cli.engine import engine_group
 from tokenflow.cli.group import Group
-from tokenflow.cli.plugins import plugins
-from tokenflow.cli.pull import pull
-from tokenflow.cli.serve import serve
+from tokenflow.cli.plugins import plugins_command
+from tokenflow.cli.pull import pull_command
+from tokenflow.cli.serve import serve_command
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,5 +20,5 @@ def main() -> None:
     """Stream tokens from a language model on your own hardware to everyone who reads from it."""
 
 
-for command in (serve, chat, pull, config, plugins, engine):
+for command in (serve_command, chat_command, pull_command, config_group, plugins_command, engine_group):
     main.add_command(command)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenflow.cli.talk import Message, Reply, Talk
 
 
-@click.command()
+@click.command("chat")
 @click.argument("message", required=False)
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, envvar="TOKENFLOW_URL", show_envvar=True)
 @click.option("--model", help="The model's id; the server's first otherwise.")
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--max-tokens", type=click.IntRange(min=1))
 @click.option("--temperature", type=click.FloatRange(min=0))
 @click.pass_context
-def chat(
+def chat_command(
     ctx: click.Context,
     message: str | None,
     url: str,
@@ -35,7 +35,9 @@ def chat(
     max_tokens: int | None,
     temperature: float | None,
 ) -> None:
-    """Ask a server for MESSAGE and show the answer as it comes; without MESSAGE, have a conversation.
+    """Ask a server and show the answer as it comes.
+
+    Without MESSAGE it is a conversation; what comes through a pipe is the message.
 
     Ctrl-C ends the answer: the server stops generating. In a conversation you are back at the prompt; Ctrl-D leaves.
     """
@@ -46,13 +48,17 @@ def chat(
     }
     talk = Talk(url=url.rstrip("/"), key=key, model=model, options=options)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
-    if message is None and sys.stdin.isatty():
+    if message is None and _is_terminal():
         converse(talk, history)
         return
     text = message if message is not None else sys.stdin.read()
     reply = say(talk, [*history, {"role": "user", "content": text}])
     if reply.interrupted:
         ctx.exit(INTERRUPTED)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def converse(talk: Talk, history: list[Message], ask_for: Callable[[str], str] = input) -> None:

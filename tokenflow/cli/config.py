@@ -13,31 +13,31 @@ from tokenflow.config import schema, show, template
 from tokenflow.engines.registry import Registry
 
 
-@click.group(cls=Group)
-def config() -> None:
+@click.group("config", cls=Group)
+def config_group() -> None:
     """Check, show and write configurations."""
 
 
-@config.command("check")
+@config_group.command("check")
 @config_options
-def check(path: Path | None, sets: tuple[str, ...]) -> None:
+def config_check(path: Path | None, sets: tuple[str, ...]) -> None:
     """Say whether the configuration holds; if not, everything that is wrong with it."""
     loaded, _ = open_config(path, sets)
     click.echo(f"The configuration holds. Models: {', '.join(loaded.config.models)}.")
 
 
-@config.command("show")
+@config_group.command("show")
 @config_options
-def show_(path: Path | None, sets: tuple[str, ...]) -> None:
+def config_show(path: Path | None, sets: tuple[str, ...]) -> None:
     """Show every key, its value, and where it comes from. Secrets are not shown."""
     loaded, _ = open_config(path, sets)
     click.echo(show(loaded), nl=False)
 
 
-@config.command("schema")
+@config_group.command("schema")
 @config_options
 @click.option("--installed", is_flag=True, help="With all installed plugins, and without a configuration.")
-def schema_(path: Path | None, sets: tuple[str, ...], installed: bool) -> None:
+def config_schema(path: Path | None, sets: tuple[str, ...], installed: bool) -> None:
     """Print a JSON schema of the configuration and the plugins that it names."""
     if installed:
         registry = Registry()
@@ -50,10 +50,10 @@ def schema_(path: Path | None, sets: tuple[str, ...], installed: bool) -> None:
     click.echo(json.dumps(schema(engines, sinks), indent=2, ensure_ascii=False))
 
 
-@config.command("template")
+@config_group.command("template")
 @click.option("--model", "models", metavar="ID=ENGINE", multiple=True, default=["smollm2=llamacpp"], show_default=True)
 @click.option("--sink", "sinks", metavar="NAME", multiple=True, default=["prometheus", "ledger"], show_default=True)
-def template_(models: tuple[str, ...], sinks: tuple[str, ...]) -> None:
+def config_template(models: tuple[str, ...], sinks: tuple[str, ...]) -> None:
     """Write a configuration with every key, its default and its help."""
     registry = Registry()
     named = {}

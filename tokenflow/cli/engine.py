@@ -11,12 +11,12 @@ from tokenflow.cli.options import config_options, open_config
 from tokenflow.errors import StartupError
 
 
-@click.group(cls=Group)
-def engine() -> None:
+@click.group("engine", cls=Group)
+def engine_group() -> None:
     """For those who write engines."""
 
 
-@engine.command("check")
+@engine_group.command("check")
 @click.argument("name")
 @config_options
 @click.pass_context

@@ -7,9 +7,9 @@ import click
 from tokenflow.engines.registry import Registry, installed
 
 
-@click.command()
+@click.command("plugins")
 @click.option("--load", is_flag=True, help="Load each one, and show the engines, sinks and models that it offers.")
-def plugins(load: bool) -> None:
+def plugins_command(load: bool) -> None:
     """List the installed plugins.
 
     None is loaded by being installed: only what a configuration names is.

@@ -12,20 +12,19 @@ import click
 
 from tokenflow.api.models import ModelSource
 from tokenflow.cli.group import INTERRUPTED
-from tokenflow.engines.pull import PullError, is_there
-from tokenflow.engines.pull import pull as fetch
+from tokenflow.engines.pull import PullError, is_there, pull
 from tokenflow.engines.registry import Registry
 
 _MB = 1_000_000
 
 
-@click.command()
+@click.command("pull")
 @click.argument("name")
-def pull(name: str) -> None:
-    """Fetch the model file NAME, one that an installed engine plugin knows.
+def pull_command(name: str) -> None:
+    """Fetch a model file by its name.
 
-    It goes to $TOKENFLOW_CACHE, or the user's cache folder, where engines look for it. `tokenflow plugins --load` shows
-    the names.
+    NAME is one that an installed engine plugin knows: `tokenflow plugins --load` shows them. The file goes to
+    $TOKENFLOW_CACHE, or the user's cache folder, where engines look for it.
     """
     source = _find(name)
     if is_there(source):
@@ -33,7 +32,7 @@ def pull(name: str) -> None:
         return
     click.echo(f"Fetching {name} ({source.requirement}, {source.size / _MB:.0f} MB, {source.license})")
     with _ended_by_signal(), _Meter(name, source.size) as meter:
-        fetch(source, meter.show)
+        pull(source, meter.show)
     click.echo(f"{name} is there: {source.path}")
 
 

@@ -14,12 +14,12 @@ from tokenflow.cli.options import config_options, open_config
 from tokenflow.config import Config, Flag
 
 
-@click.command()
+@click.command("serve")
 @config_options
 @click.option("--host", help="Address to listen on; server.host.")
 @click.option("--port", type=int, help="Port to listen on, 0 for any free one; server.port.")
 @log_level_option
-def serve(path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None, log_level: str) -> None:
+def serve_command(path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None, log_level: str) -> None:
     """Serve the configured models over HTTP until a signal ends it.
 
     SIGTERM and SIGINT let live streams end, for server.drain_s; a second one does not.

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,11 +81,13 @@ class Talk:
             ) as client:
                 body = {"model": self.model or await _first_model(client), "messages": messages, "stream": True}
                 await _stream(client, body | dict(self.options), reply, show)
+        except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as exc:
+            return ChatError(f"{self.url!r} is no URL ({exc}); write one like http://127.0.0.1:8000")
         except httpx2.ConnectError as exc:
             return ChatError(f"cannot reach {self.url}: {_cause(exc)}; start it with `tokenflow serve`, or pass --url")
         except httpx2.TimeoutException:
             return ChatError(f"{self.url} did not answer in time; see its log, or pass --url")
-        except (httpx2.TransportError, httpx2.InvalidURL) as exc:
+        except httpx2.TransportError as exc:
             return ChatError(f"the connection to {self.url} broke: {exc}")
         except ChatError as exc:
             return exc
@@ -112,9 +115,10 @@ async def _stream(client: httpx2.AsyncClient, body: object, reply: Reply, show: 
         if response.status_code != 200:
             raise _refusal(response.status_code, await response.aread())
         parser = Parser()
-        async for data in response.aiter_bytes():
-            for event in parser.feed(data):
-                _take(event.data, reply, show)
+        async with aclosing(response.aiter_bytes()) as pieces:
+            async for data in pieces:
+                for event in parser.feed(data):
+                    _take(event.data, reply, show)
     if not reply.done:
         raise ChatError("the stream was cut before its end")
 

@@ -1,0 +1,348 @@
+"""`tokenflow chat` against a server in this process, and once over a socket, from another one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx2
+import pytest
+import trio
+
+from tokenflow.cli import chat
+from tokenflow.cli.chat import converse, printable, say
+from tokenflow.cli.talk import ChatError, Reply, Talk
+
+URL = "http://server:1"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def chunk(text: str | None = None, finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {} if text is None else {"content": text}, "finish_reason": finish_reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+
+
+END = chunk(finish_reason="stop") + b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n'
+WHOLE = [chunk(""), b": ping\n\n", chunk("to")[:9], chunk("to")[9:] + chunk("ken"), END]
+
+
+class Body(httpx2.AsyncByteStream):
+    """A response's body; after its pieces it may wait for ever, as a slow model does."""
+
+    def __init__(self, pieces: list[bytes], *, then: Callable[[], object] | None = None) -> None:
+        self.pieces = pieces
+        self.then = then
+        self.closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+        if self.then is not None:
+            self.then()
+            await trio.sleep_forever()
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Server:
+    """Answers with what it is given, and keeps what it was asked."""
+
+    def __init__(self, *answers: httpx2.Response) -> None:
+        self.answers = list(answers)
+        self.requests: list[httpx2.Request] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.requests.append(request)
+        return self.answers.pop(0)
+
+    def talk(self, **changes: object) -> Talk:
+        return Talk(**{"url": URL, "model": "m", "transport": httpx2.MockTransport(self)} | changes)
+
+    def bodies(self) -> list[dict]:
+        return [json.loads(request.content) for request in self.requests if request.content]
+
+
+def answer(pieces: list[bytes] = WHOLE) -> httpx2.Response:
+    return httpx2.Response(200, stream=Body(pieces))
+
+
+async def ask(talk: Talk) -> tuple[Reply, list[str]]:
+    shown: list[str] = []
+    return await talk.ask(HELLO, shown.append), shown
+
+
+# --- one answer -----------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_in_pieces() -> None:
+    server = Server(answer())
+    reply, shown = await ask(server.talk(options={"max_tokens": 5}))
+    assert shown == ["to", "ken"]
+    assert reply == Reply(text="token", finish_reason="stop", done=True)
+    [request] = server.requests
+    assert str(request.url) == f"{URL}/v1/chat/completions"
+    assert "authorization" not in request.headers
+    assert server.bodies() == [{"model": "m", "messages": HELLO, "stream": True, "max_tokens": 5}]
+
+
+async def test_the_first_model_and_the_key() -> None:
+    server = Server(httpx2.Response(200, json={"data": [{"id": "first"}, {"id": "second"}]}), answer())
+    await ask(server.talk(model=None, key="secret"))
+    assert [request.headers["authorization"] for request in server.requests] == ["Bearer secret"] * 2
+    assert server.bodies()[0]["model"] == "first"
+
+
+ERROR = {"error": {"message": "No such model.", "code": "model_not_found"}}
+REFUSALS = {
+    "envelope": (httpx2.Response(404, json=ERROR), "No such model. (model_not_found)"),
+    "no code": (httpx2.Response(400, json={"error": {"message": "No."}}), "No."),
+    "no message": (httpx2.Response(400, json={"error": {"x": 1}}), "the server reports an error"),
+    "text": (httpx2.Response(400, json={"error": "nope"}), "nope"),
+    "no envelope": (httpx2.Response(502, text="<html>"), "the server answered 502; is it tokenflow?"),
+    "no object": (httpx2.Response(502, text="[]"), "the server answered 502; is it tokenflow?"),
+    "in the stream": (
+        answer([chunk("to"), f"data: {json.dumps(ERROR)}\n\n".encode()]),
+        "No such model. (model_not_found)",
+    ),
+    "cut": (answer([chunk("to")]), "the stream was cut before its end"),
+    "nonsense": (answer([b"data: nonsense\n\n"]), "the stream was cut before its end"),
+}
+
+
+@pytest.mark.parametrize(("response", "message"), REFUSALS.values(), ids=REFUSALS)
+async def test_what_the_server_says_is_shown(response: httpx2.Response, message: str) -> None:
+    with pytest.raises(ChatError) as caught:
+        await ask(Server(response).talk())
+    assert caught.value.message == message
+
+
+MODELS = {
+    "refused": (httpx2.Response(401, json={"error": {"message": "No key."}}), "No key."),
+    "none": (httpx2.Response(200, json={"data": []}), "http://server:1 lists no models as OpenAI's dialect does"),
+    "no JSON": (httpx2.Response(200, text="x"), "http://server:1 lists no models as OpenAI's dialect does"),
+}
+
+
+@pytest.mark.parametrize(("response", "message"), MODELS.values(), ids=MODELS)
+async def test_no_first_model(response: httpx2.Response, message: str) -> None:
+    with pytest.raises(ChatError) as caught:
+        await ask(Server(response).talk(model=None))
+    assert caught.value.message.startswith(message)
+
+
+FAULTS = {
+    "connect": (httpx2.ConnectError("all failed"), "cannot reach http://server:1: all failed; start it with"),
+    "timeout": (httpx2.ReadTimeout("x"), "http://server:1 did not answer in time"),
+    "broken": (httpx2.RemoteProtocolError("peer left"), "the connection to http://server:1 broke: peer left"),
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS.values(), ids=FAULTS)
+async def test_faults_of_the_network(fault: Exception, message: str) -> None:
+    def fail(request: httpx2.Request) -> httpx2.Response:
+        raise fault
+
+    with pytest.raises(ChatError) as caught:
+        await ask(Talk(url=URL, model="m", transport=httpx2.MockTransport(fail)))
+    assert caught.value.message.startswith(message)
+
+
+def connect_error(cause: BaseException) -> Exception:
+    error = httpx2.ConnectError("outer")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (ConnectionRefusedError(111, "Error connecting to ('x', 1): Connection refused"), "Connection refused"),
+        (OSError("all failed"), "outer"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (ExceptionGroup("all", [ConnectionRefusedError(111, "x")]), "Connection refused"),
+    ],
+)
+async def test_the_cause_in_the_systems_words(cause: BaseException, words: str) -> None:
+    def fail(request: httpx2.Request) -> httpx2.Response:
+        raise connect_error(cause)
+
+    with pytest.raises(ChatError, match=f"cannot reach http://server:1: {words}; start it"):
+        await ask(Talk(url=URL, model="m", transport=httpx2.MockTransport(fail)))
+
+
+async def test_no_url() -> None:
+    with pytest.raises(ChatError, match=r"'server' is no URL .*; write one like http://127.0.0.1:8000"):
+        await ask(Talk(url="server", model="m"))
+
+
+async def test_ctrl_c_closes_the_response() -> None:
+    body = Body([chunk("to")], then=lambda: signal.raise_signal(signal.SIGINT))
+    reply, shown = await ask(Server(httpx2.Response(200, stream=body)).talk())
+    assert shown == ["to"]
+    assert (reply.text, reply.interrupted, reply.done) == ("to", True, False)
+    assert body.closed
+
+
+# --- in the terminal ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a\nb\tc d", "zwölf 十二 🦆", "e\u0301"])
+def test_text_is_shown_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_the_terminal_cannot_be_driven() -> None:
+    assert printable("a\x1b]0;title\x07b\r\x9b2Jc\x7f") == "a]0;titleb2Jc"
+
+
+def test_a_line_end_follows_what_was_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    say(Server(answer()).talk(), HELLO)
+    assert capsys.readouterr().out == "token\n"
+    with pytest.raises(ChatError):
+        say(Server(answer([chunk("to")])).talk(), HELLO)
+    assert capsys.readouterr().out == "to\n"
+    with pytest.raises(ChatError):
+        say(Server(httpx2.Response(500)).talk(), HELLO)
+    assert capsys.readouterr().out == ""
+
+
+def typing(*lines: str | BaseException) -> Callable[[str], str]:
+    """What a person types, then Ctrl-D."""
+    remaining = [*lines, EOFError()]
+
+    def ask_for(prompt: str) -> str:
+        line = remaining.pop(0)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    return ask_for
+
+
+def test_a_conversation_remembers(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(answer(), answer([chunk("yes"), END]))
+    converse(server.talk(), [{"role": "system", "content": "Be brief."}], typing("hello", "  ", "really?"))
+    assert server.bodies()[1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "token"},
+        {"role": "user", "content": "really?"},
+    ]
+    assert capsys.readouterr().out == "token\nyes\n\n"
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    body = Body([chunk("to")], then=lambda: signal.raise_signal(signal.SIGINT))
+    server = Server(httpx2.Response(200, stream=body), answer())
+    converse(server.talk(), [], typing("hello", KeyboardInterrupt(), "again"))
+    assert [message["content"] for message in server.bodies()[1]["messages"]] == ["hello", "to", "again"]
+    assert capsys.readouterr().out == "to\n\n(Ctrl-D leaves)\ntoken\n\n"
+
+
+def test_a_failed_turn_is_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(httpx2.Response(503, json=ERROR), answer([END]), answer())
+    converse(server.talk(), [], typing("one", "two", "three"))
+    assert [body["messages"] for body in server.bodies()] == [
+        [{"role": "user", "content": text}] for text in ("one", "two", "three")
+    ]
+    assert capsys.readouterr().err == "tokenflow: No such model. (model_not_found)\n"
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def talks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Talk, list]]:
+    """The talks that the command began, each answered at once."""
+    begun: list[tuple[Talk, list]] = []
+
+    def say_nothing(talk: Talk, messages: list) -> Reply:
+        begun.append((talk, messages))
+        return Reply(interrupted=messages[-1]["content"] == "interrupt me")
+
+    monkeypatch.setattr(chat, "say", say_nothing)
+    return begun
+
+
+def test_options(run, talks) -> None:
+    flags = ("--url", "http://h:1/", "--key", "k", "--model", "m", "--max-tokens", "5", "--temperature", "0.5")
+    assert run("chat", "hello", *flags, "--system", "Be brief.").exit_code == 0
+    [(talk, messages)] = talks
+    assert talk == Talk(url="http://h:1", key="k", model="m", options={"max_tokens": 5, "temperature": 0.5})
+    assert messages == [{"role": "system", "content": "Be brief."}, *HELLO]
+
+
+def test_environment(run, talks) -> None:
+    run("chat", "hello", env={"TOKENFLOW_URL": "http://h:2", "TOKENFLOW_KEY": "k"})
+    assert talks == [(Talk(url="http://h:2", key="k"), HELLO)]
+
+
+def test_a_pipe_is_the_message(run, talks) -> None:
+    run("chat", input="hello")
+    assert talks[0][1] == HELLO
+
+
+def test_interrupted(run, talks) -> None:
+    assert run("chat", "interrupt me").exit_code == 130
+
+
+def test_a_terminal_is_a_conversation(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversations = []
+    monkeypatch.setattr(chat, "converse", lambda talk, history: conversations.append(history))
+    monkeypatch.setattr(chat, "_is_terminal", lambda: True)
+    run("chat", "--system", "Be brief.")
+    assert conversations == [[{"role": "system", "content": "Be brief."}]]
+
+
+def test_nobody_listens(run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    result = run("chat", "hello", "--url", f"http://127.0.0.1:{port}")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"tokenflow: cannot reach http://127.0.0.1:{port}: Connection refused; "
+        "start it with `tokenflow serve`, or pass --url\n"
+    )
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Sends one piece and then none; notices when the client leaves."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(chunk("to"))
+        self.wfile.flush()
+        self.connection.settimeout(10)
+        if self.connection.recv(1) == b"":
+            self.server.left.set()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_ctrl_c_in_a_process_of_its_own() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.left = threading.Event()
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        command = [sys.executable, "-m", "tokenflow", "chat", "hello", "--model", "m", "--url", url]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.read(2) == b"to"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=10)
+            assert (process.returncode, out, err) == (130, b"\n", b"")
+            assert server.left.wait(10)
+        finally:
+            process.kill()
+            process.wait()
+            server.shutdown()

@@ -1,0 +1,206 @@
+"""`tokenflow config`, `plugins`, `engine check`: what they print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import CONFIG
+from tokenflow.cli.group import Group
+from tokenflow.errors import PluginError, StartupError, TokenflowError
+
+
+def test_check(run, folder: Path) -> None:
+    result = run("config", "check")
+    assert (result.exit_code, result.stdout) == (0, "The configuration holds. Models: m.\n")
+
+
+def test_all_problems_on_stderr(run, folder: Path) -> None:
+    (folder / "x.toml").write_text(CONFIG + "time = 3\n[server]\nport = true\n")
+    result = run("config", "check", "-c", "x.toml")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        "tokenflow: x.toml:5: models.m.time: unknown key; did you mean times?\n"
+        "tokenflow: x.toml:7: server.port: expected an integer, got true; write a number like 8000\n"
+    )
+
+
+def test_show(run, folder: Path) -> None:
+    result = run("config", "show", "--set", "models.m.api_key=hunter2", "--set", "server.port = 9")
+    assert result.exit_code == 0
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "server.port = 9 # --set server.port" in rows
+    assert 'models.m.engine = "echo" # tokenflow.toml:4' in rows
+    assert 'models.m.api_key = "***" # --set models.m.api_key' in rows
+
+
+def test_set_needs_a_value(run, folder: Path) -> None:
+    result = run("config", "show", "--set", "server.port")
+    assert result.exit_code == 2
+    assert "'server.port' has no '='; write --set server.port=9000" in result.stderr
+
+
+def test_schema(run, folder: Path) -> None:
+    whole = json.loads(run("config", "schema").stdout)
+    [model] = whole["properties"]["models"]["additionalProperties"]["anyOf"]
+    assert model["properties"]["times"]["description"] == "How often."
+
+
+def test_schema_of_all_that_is_installed(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tokenflow.cli.config.Registry.load_all", lambda self: {"bad": PluginError("bad is broken")})
+    result = run("config", "schema", "--installed")
+    assert json.loads(result.stdout)["title"] == "tokenflow"
+    assert result.stderr == "tokenflow: left out: bad is broken\n"
+
+
+def test_template_for_other_plugins(run) -> None:
+    text = run("config", "template", "--model", "a=synthetic", "--model", "synthetic", "--sink", "ledger").stdout
+    assert [line for line in text.splitlines() if line.startswith(("[models", "[sinks"))] == [
+        "[models.a]",
+        "[models.synthetic]",
+        "[sinks.ledger]",
+    ]
+
+
+# --- which configuration --------------------------------------------------------------------------------------------
+
+
+def test_the_first_that_exists(run, folder: Path) -> None:
+    (folder / "conf").mkdir()
+    (folder / "conf/tokenflow.toml").write_text(CONFIG.replace("echo_plugin", "../echo_plugin").replace("m]", "other]"))
+    assert "Models: m." in run("config", "check").stdout
+    (folder / "tokenflow.toml").unlink()
+    assert "Models: other." in run("config", "check").stdout
+
+
+def test_named_by_the_environment(run, folder: Path) -> None:
+    (folder / "x.toml").write_text(CONFIG.replace("models.m", "models.x"))
+    assert "Models: x." in run("config", "check", env={"TOKENFLOW_CONFIG": "x.toml"}).stdout
+    assert "Models: m." in run("config", "check", "-c", "tokenflow.toml", env={"TOKENFLOW_CONFIG": "x.toml"}).stdout
+
+
+def test_the_environment_alone(run, folder: Path) -> None:
+    (folder / "tokenflow.toml").unlink()
+    env = {"TOKENFLOW_PLUGINS__FILES": '["echo_plugin.py"]', "TOKENFLOW_MODELS__M__ENGINE": "echo"}
+    assert "Models: m." in run("config", "check", env=env).stdout
+
+
+def test_none_at_all(run, folder: Path) -> None:
+    (folder / "tokenflow.toml").unlink()
+    result = run("config", "check")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "tokenflow: no configuration: there is neither tokenflow.toml nor conf/tokenflow.toml here. Name one with "
+        "-c FILE or TOKENFLOW_CONFIG, or write one with `tokenflow config template > tokenflow.toml`\n"
+    )
+
+
+# --- plugins --------------------------------------------------------------------------------------------------------
+
+
+def test_plugins(run) -> None:
+    lines = run("plugins").stdout.splitlines()
+    assert [line for line in lines if line.startswith("synthetic ")] == ["synthetic   tokenflow-synthetic 0.1.0"]
+    assert not any(line.startswith(" ") for line in lines)
+
+
+def test_plugins_loaded(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = run("plugins", "--load").stdout
+    assert "llamacpp    tokenflow-llamacpp 0.1.0\n  engines: llamacpp\n  models: smollm2-135m-instruct\n" in text
+    assert "ledger      tokenflow-ledger 0.1.0\n  sinks: ledger\n" in text
+
+
+def test_a_plugin_that_fails_is_listed(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenflow.cli.plugins.Registry.load_all", lambda self: {"ledger": PluginError("is broken")})
+    assert "ledger      tokenflow-ledger 0.1.0\n  fails: is broken\n" in run("plugins", "--load").stdout
+
+
+def test_no_plugin(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenflow.cli.plugins.installed", lambda: ())
+    assert run("plugins").stdout == "No plugin is installed. For an engine: pip install tokenflow-llamacpp\n"
+
+
+# --- engine check ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_engine_check(run, folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    asked = []
+
+    def check(config, registry, name) -> int:
+        asked.append((list(config.models), registry.engine("echo").name, name))
+        return code
+
+    monkeypatch.setattr("tokenflow.testing.check.run", check)
+    assert run("engine", "check", "m").exit_code == code
+    assert asked == [(["m"], "echo", "m")]
+
+
+def test_engine_check_of_an_unknown_model(run, folder: Path) -> None:
+    result = run("engine", "check", "n")
+    assert (result.exit_code, result.stderr) == (1, 'tokenflow: no model "n" is configured; there is m\n')
+
+
+def test_engine_check_without_pytest(run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    monkeypatch.delitem(sys.modules, "tokenflow.testing.check", raising=False)
+    result = run("engine", "check", "m")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("tokenflow: the conformance kit needs pytest; install it: pip install pytest")
+
+
+def test_a_broken_kit_is_a_fault_of_ours(run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenflow.testing.check", None)
+    assert isinstance(run("engine", "check", "m").exception, ModuleNotFoundError)
+
+
+# --- failing --------------------------------------------------------------------------------------------------------
+
+
+def failing(run, error: BaseException):
+    group = Group()
+
+    @group.command("fail")
+    def fail() -> None:
+        raise error
+
+    from click.testing import CliRunner
+
+    return CliRunner().invoke(group, ["fail"])
+
+
+def test_known_errors_in_groups_are_lines_too(run) -> None:
+    group = BaseExceptionGroup("", [StartupError("a"), ExceptionGroup("", [PluginError("b"), StartupError("a")])])
+    result = failing(run, group)
+    assert (result.exit_code, result.stderr) == (1, "tokenflow: a\ntokenflow: b\n")
+
+
+@pytest.mark.parametrize(
+    "error", [TokenflowError("ours"), ExceptionGroup("", [StartupError("a"), ValueError("b")]), ValueError("c")]
+)
+def test_unforeseen_errors_keep_their_trace(run, error: Exception) -> None:
+    assert failing(run, error).exception is error
+
+
+def test_interrupted(run) -> None:
+    assert failing(run, KeyboardInterrupt()).exit_code == 130
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "tokenflow", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tokenflow, version ")
+
+
+def test_the_console_script_is_the_same() -> None:
+    from importlib.metadata import entry_points
+
+    from tokenflow.cli import main
+
+    [script] = entry_points(group="console_scripts", name="tokenflow")
+    assert script.load() is main

@@ -1,0 +1,61 @@
+"""One line a record, whatever is in it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tokenflow.cli.logs import OneLine, start_logging
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    root, client = logging.getLogger(), logging.getLogger("httpx2")
+    before = root.level, root.handlers[:], client.level
+    yield
+    root.handlers[:] = before[1]
+    root.setLevel(before[0])
+    client.setLevel(before[2])
+
+
+def record(message: str, error: BaseException | None = None) -> logging.LogRecord:
+    info = (type(error), error, error.__traceback__) if error else None
+    return logging.LogRecord("tokenflow.x", logging.WARNING, __file__, 1, message, None, info)
+
+
+def test_a_line() -> None:
+    line = OneLine(traces=False).format(record("text"))
+    date, time, rest = line.split(" ", 2)
+    assert (len(date), len(time), rest) == (10, 8, "warning tokenflow.x: text")
+
+
+def test_nothing_can_forge_a_line() -> None:
+    line = OneLine(traces=False).format(record("a\n2026-01-01 info: b\x1b[2J ä"))
+    assert line.endswith("tokenflow.x: a\\n2026-01-01 info: b\\x1b[2J ä")
+
+
+def test_an_exception_is_on_the_line_and_its_trace_only_in_debug() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as exc:
+        error = exc
+    plain = OneLine(traces=False).format(record("text", error))
+    assert "\n" not in plain
+    assert "text (ValueError: two\\nlines at " in plain
+    assert OneLine(traces=True).format(record("text", error)).startswith(plain + "\nTraceback ")
+
+
+def test_an_exception_without_a_trace() -> None:
+    assert OneLine(traces=False).format(record("text", ValueError("x"))).endswith("text (ValueError: x)")
+
+
+def test_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging("warning")
+    logging.getLogger("tokenflow").info("quiet")
+    logging.getLogger("tokenflow").warning("loud")
+    assert capsys.readouterr().err.endswith("warning tokenflow: loud\n")
+    assert not logging.getLogger("httpx2").isEnabledFor(logging.INFO)
+    start_logging("debug")
+    assert logging.getLogger("httpx2").isEnabledFor(logging.INFO)
