@@ -162,7 +162,8 @@ class Wire:
             self._h11.start_next_cycle()
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         fields = {"Host": "localhost"} | ({"Content-Length": str(len(data))} if body is not None else {})
-        request = h11.Request(method=method, target=target, headers=list((fields | (headers or {})).items()))
+        encoded = [(name, value.encode("latin-1")) for name, value in (fields | (headers or {})).items()]
+        request = h11.Request(method=method, target=target, headers=encoded)
         pieces = [self._h11.send(request), self._h11.send(h11.Data(data)), self._h11.send(h11.EndOfMessage())]
         await self.stream.send_all(b"".join(piece or b"" for piece in pieces))
 
