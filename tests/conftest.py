@@ -1,0 +1,27 @@
+"""Options and fixtures of every room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--stress-share",
+        type=float,
+        default=1.0,
+        help="how much of each stress test to run: 0.05 is a twentieth (default: all of it)",
+    )
+
+
+@pytest.fixture(scope="session")
+def share(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """`share(200)`: how many of 200 trials to run, at least 2."""
+    part: float = request.config.getoption("--stress-share")
+
+    def share(trials: int) -> int:
+        return max(2, round(trials * part))
+
+    return share
