@@ -1,0 +1,285 @@
+"""What serving costs: the real model through HTTP, against the same step loop without it, and against llama-server.
+
+    direct        the llamacpp plugin's engine, its sequences driven in the same process: no HTTP, no service
+    tokenflow     `tokenflow serve`, streaming over HTTP
+    llama-server  llama.cpp's own server out of `xllamacpp`: same file, same threads, same slots
+
+Each round measures all three at each number of streams, in an order that turns from round to round; a figure is the
+median over rounds of the ratio within a round, so that a machine that drifts drifts for all three. TTFT is measured in
+alternating pairs, one stream at a time. Tokens are greedy and end-of-sequence is ignored, so that all do the same work.
+
+    python -m bench.serving_cost [--rounds 7] [--tokens 64] [--pairs 30] [--out bench/results/serving_cost.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.client import stream
+
+STREAMS = (1, 2, 4, 8)
+SLOTS = 8
+CONTEXT = 2048
+THREADS = len(os.sched_getaffinity(0))
+WORDS = ["river", "stone", "lamp", "music", "winter", "garden", "silver", "road", "paper", "cloud", "engine", "harbor"]
+CHAT = "/v1/completions"
+
+
+def prompt(seed: int, words: int) -> str:
+    """A prompt that no other seed shares a beginning with."""
+    return f"Number {seed}. Tell a story about: " + " ".join(WORDS[(seed * 7 + i * i) % 12] for i in range(words)) + "."
+
+
+def body(seed: int, tokens: int, words: int) -> dict[str, Any]:
+    """The same request for both servers; each ignores the other's extensions."""
+    return {
+        "model": "m",
+        "prompt": prompt(seed, words),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+        "cache_prompt": False,
+    }
+
+
+# --- the three contestants ------------------------------------------------------------------------------------------
+
+
+class Direct:
+    """The engine in a process of its own, told by lines of JSON what to run."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def rate(self, streams: int, tokens: int, seed: int) -> float:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        order = {"prompts": [prompt(seed + i, 8) for i in range(streams)], "tokens": tokens}
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        return streams * tokens / float(self._process.stdout.readline())
+
+
+class Served:
+    """A server on a port."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def rate(self, streams: int, tokens: int, seed: int) -> float:
+        results = stream(self._port, CHAT, [body(seed + i, tokens, 8) for i in range(streams)])
+        for result in results:
+            assert b"[DONE]" in result.raw, bytes(result.raw[-500:])
+        return streams * tokens / max(result.last_s for result in results)
+
+    def ttft(self, seed: int, words: int) -> float:
+        [result] = stream(self._port, CHAT, [body(seed, 2, words)])
+        return result.first_s
+
+
+@contextmanager
+def direct() -> Iterator[Direct]:
+    command = [sys.executable, "-m", "bench.serving_cost", "--role", "direct"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+        yield Direct(process)
+        process.stdin.close()
+
+
+@contextmanager
+def tokenflow() -> Iterator[Served]:
+    config = (
+        f'[models.m]\nengine = "llamacpp"\nslots = {SLOTS}\ncontext_length = {CONTEXT}\nthreads = {THREADS}\n'
+        'prefix_cache = false\n[sinks.prometheus]\n[sinks.ledger]\npath = "ledger.jsonl"\n'
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenflow.toml").write_text(config)
+        command = [
+            sys.executable,
+            "-m",
+            "tokenflow",
+            "serve",
+            "-c",
+            "tokenflow.toml",
+            "--port",
+            "0",
+            "--log-level",
+            "error",
+        ]
+        with _process(command, folder) as port:
+            yield Served(port)
+
+
+@contextmanager
+def llama_server() -> Iterator[Served]:
+    with _process([sys.executable, "-m", "bench.serving_cost", "--role", "llama-server"], None) as port:
+        yield Served(port)
+
+
+@contextmanager
+def _process(command: list[str], folder: str | None) -> Iterator[int]:
+    """Run a server until the block ends; its port, from the first URL that it prints."""
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                yield int(found[1])
+                return
+        raise SystemExit(f"{command[2:5]} ended before it answered")
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
+
+
+def run_direct() -> None:
+    """The `direct` process: one batch of sequences per line, its duration in seconds back."""
+    import trio
+    from tokenflow_llamacpp import LlamaConfig, open_llama
+
+    from tokenflow.api import Delta, Event, Sampling, Send, SequenceRequest
+
+    async def one(engine: Any, text: str, tokens: int) -> None:
+        def take(event: Event) -> None:
+            if isinstance(event, Delta) and event.has_content:
+                send.accept(1)
+
+        send = Send(take, window=64)
+        ids = tuple(await engine.tokenize(text))
+        sampling = Sampling(temperature=0)
+        await engine.generate(SequenceRequest(prompt=ids, max_tokens=tokens, sampling=sampling, ignore_eos=True), send)
+
+    async def main() -> None:
+        config = LlamaConfig(slots=SLOTS, context_length=CONTEXT, threads=THREADS, prefix_cache=False)
+        async with open_llama(config) as engine:
+            print("ready", flush=True)
+            while line := await trio.to_thread.run_sync(sys.stdin.readline):
+                order = json.loads(line)
+                began = time.perf_counter()
+                async with trio.open_nursery() as nursery:
+                    for text in order["prompts"]:
+                        nursery.start_soon(one, engine, text, order["tokens"])
+                print(time.perf_counter() - began, flush=True)
+
+    trio.run(main)
+
+
+def run_llama_server() -> None:
+    """The `llama-server` process."""
+    import xllamacpp
+    from tokenflow_llamacpp import SMOLLM2
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(SMOLLM2.path)
+    params.n_parallel = SLOTS
+    params.n_ctx = SLOTS * CONTEXT
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # it logs a page per request
+    server = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    time.sleep(10**9)
+
+
+# --- the measurement ------------------------------------------------------------------------------------------------
+
+
+def measure(rounds: int, tokens: int, pairs: int) -> dict[str, Any]:
+    with direct() as bare, tokenflow() as ours, llama_server() as theirs:
+        contestants = {"direct": bare, "tokenflow": ours, "llama_server": theirs}
+        for contestant in contestants.values():
+            contestant.rate(2, 8, 1)  # warm
+        rates = _rates(contestants, rounds, tokens)
+        ttft = {f"{words}_words": _ttft(ours, theirs, pairs, words) for words in (8, 200)}
+    by_n = {n: _summary(rates[n]) for n in STREAMS}
+    peer = [by_n[n]["over_llama_server"] for n in STREAMS]
+    return {
+        "bench": "serving_cost",
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": f"{platform.machine()}, {THREADS} cores",
+        "model": "SmolLM2-135M-Instruct Q4_1",
+        "rounds": rounds,
+        "tokens_per_stream": tokens,
+        "streams": by_n,
+        "geometric_mean_over_llama_server": round(prod(peer) ** (1 / len(peer)), 3),
+        "ttft": ttft,
+        "holds": {
+            "http_at_least_0.97_of_direct": all(by_n[n]["over_direct"] >= 0.97 for n in STREAMS),
+            "at_least_0.97_of_llama_server": all(ratio >= 0.97 for ratio in peer),
+            "geometric_mean_over_1.1": prod(peer) ** (1 / len(peer)) > 1.1,
+            "ttft_ratio_at_most_1.05": all(t["median_ratio"] <= 1.05 for t in ttft.values()),
+        },
+    }
+
+
+def _rates(contestants: dict[str, Any], rounds: int, tokens: int) -> dict[int, list[dict[str, float]]]:
+    rates: dict[int, list[dict[str, float]]] = {n: [] for n in STREAMS}
+    names = list(contestants)
+    for i in range(rounds):
+        for n in STREAMS:
+            order = names[i % len(names) :] + names[: i % len(names)]
+            seed = 1000 * (i + 1) + 100 * n
+            rates[n].append({name: contestants[name].rate(n, tokens, seed) for name in order})
+            print(f"round {i + 1}, {n} streams: " + str(rates[n][-1]), file=sys.stderr)
+    return rates
+
+
+def _summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    names = rounds[0]
+    return {
+        "tokens_per_s": {name: round(median(r[name] for r in rounds), 1) for name in sorted(names)},
+        "over_direct": round(median(r["tokenflow"] / r["direct"] for r in rounds), 3),
+        "over_llama_server": round(median(r["tokenflow"] / r["llama_server"] for r in rounds), 3),
+    }
+
+
+def _ttft(ours: Served, theirs: Served, pairs: int, words: int) -> dict[str, float]:
+    ratios, mine, peers = [], [], []
+    for i in range(pairs):
+        order = (ours, theirs) if i % 2 else (theirs, ours)
+        times = {contestant: contestant.ttft(50_000 + i * 10 + words, words) for contestant in order}
+        mine.append(times[ours])
+        peers.append(times[theirs])
+        ratios.append(times[ours] / times[theirs])
+    return {
+        "median_ratio": round(median(ratios), 3),
+        "tokenflow_ms": round(median(mine) * 1000, 1),
+        "llama_server_ms": round(median(peers) * 1000, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=None, help="write the JSON here too")
+    parser.add_argument("--role", choices=["direct", "llama-server"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.role == "direct":
+        run_direct()
+    elif arguments.role == "llama-server":
+        run_llama_server()
+    else:
+        result = json.dumps(measure(arguments.rounds, arguments.tokens, arguments.pairs), indent=2)
+        print(result)
+        if arguments.out:
+            arguments.out.write_text(result + "\n")
+
+
+if __name__ == "__main__":
+    main()
