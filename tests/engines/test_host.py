@@ -1,0 +1,130 @@
+"""The host of an engine: the first opening must succeed, later failures are got over, in mock time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tokenflow.api import EngineInfo, EnginePlugin, EngineStats
+from tokenflow.engines.host import PAUSES_S, EngineHost
+from tokenflow.errors import EngineClosed, StartupError
+
+
+class Engine:
+    """An engine that does nothing."""
+
+    info = EngineInfo(model="nothing", context_length=8, slots=1)
+    step_age_s = 0.0
+
+    async def generate(self, request: Any, send: Any) -> None: ...
+
+    async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return []
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        return ""
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(step_age_s=self.step_age_s)
+
+
+class Openings:
+    """Opens engines, or fails, as planned: a script of None and errors; the last entry repeats."""
+
+    def __init__(self, *script: Exception | None) -> None:
+        self.script = list(script)
+        self.at: list[float] = []
+        self.broken = trio.Event()
+        self.closed = 0
+
+    @asynccontextmanager
+    async def open(self, config: None) -> AsyncIterator[Engine]:
+        self.at.append(trio.current_time())
+        error = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if error is not None:
+            raise error
+        self.broken = trio.Event()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._run)
+                yield Engine()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.closed += 1
+
+    async def _run(self) -> None:
+        await self.broken.wait()
+        raise RuntimeError("the card fell off the bus")
+
+    @property
+    def host(self) -> EngineHost:
+        return EngineHost("m", EnginePlugin(name="scripted", config=type(None), open=self.open), None)
+
+
+async def test_a_first_opening_that_fails_is_one_line_for_people(nursery: trio.Nursery) -> None:
+    host = Openings(StartupError("there is no such file")).host
+    with pytest.raises(StartupError, match="model 'm': there is no such file"):
+        await host.run()
+    host = Openings(ZeroDivisionError("division by zero")).host
+    with pytest.raises(StartupError, match="model 'm': its engine does not open: ZeroDivisionError"):
+        await host.run()
+    with pytest.raises(EngineClosed):
+        _ = host.engine
+
+
+async def test_an_engine_that_ends_is_opened_anew_after_growing_pauses(autojump_clock: MockClock) -> None:
+    plan = Openings(None, OSError("busy"), OSError("busy"), None)
+    host = plan.host
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        assert await host.ready()
+        plan.broken.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not await host.ready()
+        assert await host.stats() == EngineStats()
+        with pytest.raises(EngineClosed) as caught:
+            _ = host.engine
+        assert caught.value.retry_after_s
+        await trio.sleep(60)
+        assert await host.ready()
+        assert plan.at == [0.0, PAUSES_S[0], PAUSES_S[0] + PAUSES_S[1], sum(PAUSES_S[:3])]
+        assert plan.closed == 1
+        nursery.cancel_scope.cancel()
+    assert plan.closed == 2
+
+
+async def test_giving_an_engine_up_opens_another(autojump_clock: MockClock) -> None:
+    plan = Openings(None)
+    host = plan.host
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        first = host.engine
+        host.fail("it does not let go")
+        await trio.sleep(1)
+        assert host.engine is not first
+        assert host.openings == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_step_that_takes_too_long_is_not_ready(autojump_clock: MockClock) -> None:
+    host = Openings(None).host
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        host.engine.step_age_s = 31.0  # type: ignore[attr-defined]  # the Engine above
+        assert not await host.ready()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_no_engine_is_refused() -> None:
+    @asynccontextmanager
+    async def open_nothing(config: None) -> AsyncIterator[Any]:
+        yield object()
+
+    host = EngineHost("m", EnginePlugin(name="nothing", config=type(None), open=open_nothing), None)
+    with pytest.raises(StartupError, match="is no Engine"):
+        await host.run()
