@@ -36,10 +36,8 @@ class ServerConfig:
     """A larger request body is a 413."""
     body_timeout_s: Seconds = 30.0
     """A body that has not arrived by then is a 408."""
-    max_connections: Count = 4096
-    """Open connections; more are refused."""
     debug: bool = False
-    """Opens `/_debug/`, for lessons and tests."""
+    """Opens `/_debug/generated`, which counts the tokens that engines really made: for lessons and tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

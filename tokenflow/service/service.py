@@ -69,6 +69,8 @@ class Service:
         self.feeds = feeds
         self.models = {id: Model(host, config) for id, host in hosts.items()}
         self.draining = False
+        self.last_stream: Stream | None = None
+        """The newest stream, also when it has ended."""
         self._streams: dict[str, Stream] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -116,7 +118,7 @@ class Service:
         )
         stream = Stream(identity, model.host, plan.sequences, model.admission, plan.settings, self.feeds.emit)
         reader = stream.attach()
-        self._streams[id] = stream
+        self._streams[id] = self.last_stream = stream
         self._nursery.start_soon(self._run, stream)
         return stream, reader
 

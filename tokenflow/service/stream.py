@@ -101,6 +101,11 @@ class Stream:
     def holds_slots(self) -> bool:
         return self._ticket.held
 
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that its engine has made so far, delivered or not."""
+        return self._account.usage.completion + sum(send.dropped for send in self._sends)
+
     # --- readers ----------------------------------------------------------------------------------------------------
 
     def attach(self) -> StreamReader:
