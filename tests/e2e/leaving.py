@@ -103,25 +103,36 @@ class Client:
 
 
 class Ledger:
-    """The server's ledger, record by record. Each role asks with a key of its own, so its records are told apart."""
+    """The server's ledger, as it grows. Each role asks with a key of its own, so its records are told apart."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._read = 0
+        self._records: list[dict[str, Any]] = []
+        self._by_role: dict[str, list[dict[str, Any]]] = {role: [] for role in ROLES}
         self._taken = dict.fromkeys(ROLES, 0)
 
-    def records(self, key: str | None = None) -> list[dict[str, Any]]:
-        whole = self._path.read_text().rpartition("\n")[0]
-        records = [json.loads(line) for line in whole.splitlines()]
-        return [record for record in records if key in (None, record["key"])]
+    def records(self) -> list[dict[str, Any]]:
+        """All of them so far."""
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")
+        self._read += len(whole[0]) + len(whole[1])
+        for line in whole[0].splitlines():
+            record = json.loads(line)
+            self._records.append(record)
+            self._by_role[record["key"]].append(record)
+        return self._records
 
-    async def next(self, key: str) -> dict[str, Any]:
-        """The record of the next stream that `key` asked for."""
-        at = self._taken[key]
-        self._taken[key] += 1
+    async def next(self, role: str) -> dict[str, Any]:
+        """The record of the next stream that `role` asked for."""
+        at = self._taken[role]
+        self._taken[role] += 1
         with trio.fail_after(PATIENCE_S):
-            while len(records := self.records(key)) <= at:
+            while len(self._by_role[role]) <= at:
                 await trio.sleep(0.002)  # another process's file sends no signal
-        return records[at]
+                self.records()
+        return self._by_role[role][at]
 
 
 class Watched:
