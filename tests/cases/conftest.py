@@ -6,7 +6,9 @@ each test leaves every slot free.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,8 @@ slots = 2
 
 [sinks.ledger]
 path = "ledger.jsonl"
+
+[sinks.prometheus]
 """
 
 
@@ -59,3 +63,10 @@ def port(server: Server) -> int:
 @pytest.fixture
 def journal(server: Server) -> Journal:
     return Journal(server.folder)
+
+
+def ledger(server: Server, id: str = "") -> list[dict[str, Any]]:
+    """The ledger's records: of one stream, or all."""
+    lines = (server.folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
+    return [record for record in records if id in ("", record["id"])]

@@ -1,7 +1,8 @@
 """Cases 1, 2, 3 and 6: clients that leave.
 
 A slot that is free again is seen from outside by the next request having it: on a model with one slot, its first token
-cannot come before the one that left is gone. How many tokens were made is in the log's line for the stream.
+cannot come before the one that left is gone. How many tokens were made, the engine's own counter says on `/metrics`;
+the log's line says what the stream made of it.
 The scheduler's every step is covered in mock time by tests/service/test_cancel_everywhere.py.
 """
 
@@ -14,7 +15,21 @@ import pytest
 import trio
 from tokenflow_synthetic import generate
 
-from tests.e2e.wire import BODIES, CHAT, COMPLETIONS, Journal, Wire, ask, completion, connect, directive, post, stream
+from tests.e2e.wire import (
+    BODIES,
+    CHAT,
+    COMPLETIONS,
+    Journal,
+    Wire,
+    ask,
+    completion,
+    connect,
+    directive,
+    metric,
+    post,
+    stream,
+    until_metric,
+)
 
 LEAVING_S = 0.25
 """From the client's FIN to the slot's being free; here the next request's whole round trip is in it too."""
@@ -26,8 +41,14 @@ async def assert_slot_free_within(port: int, seconds: float, since: float) -> No
     assert trio.current_time() - since <= seconds
 
 
+async def made(port: int) -> float:
+    """Tokens that the engine with one slot has sampled."""
+    return await metric(port, "tokenflow_engine_generated_tokens_total", model="one")
+
+
 @pytest.mark.parametrize("route", BODIES)
 async def test_case_1_leaving_during_a_long_prefill(port: int, journal: Journal, route: str) -> None:
+    before = await made(port)
     async with connect(port) as wire:
         head = await wire.open(route, BODIES[route](directive(prefill_ms=20_000), model="one"))
         await trio.sleep(0.5)  # the case's own second, scaled
@@ -36,6 +57,7 @@ async def test_case_1_leaving_during_a_long_prefill(port: int, journal: Journal,
     ended = await journal.ended(head["x-request-id"] or "")
     assert (ended["how"], ended["phase"], ended["by"]) == ("499 client left", "prefill", "client")
     assert ended["generated"] == "0"
+    assert await made(port) == before + 1, "the next request's token, and no other"
 
 
 async def refused(port: int) -> bool:
@@ -55,8 +77,10 @@ async def test_case_2_one_that_waits_and_leaves_never_reaches_the_engine(port: i
             head = await (wire := Wire(stream)).open(COMPLETIONS, completion("waits", model="one"))
             waiting.append((wire, head["x-request-id"] or ""))
         assert await refused(port)
+        await until_metric(port, 4, "tokenflow_waiting_streams", model="one")
         for wire, _ in waiting:
             wire.close()
+        await until_metric(port, 0, "tokenflow_waiting_streams", within_s=LEAVING_S, model="one")
         for _, id in waiting:
             ended = await journal.ended(id)
             assert (ended["how"], ended["phase"]) == ("499 client left", "queue")

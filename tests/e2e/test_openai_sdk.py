@@ -22,6 +22,8 @@ import pytest
 from tests.e2e.conftest import serving
 from tests.e2e.openai_client import KEY
 
+pytestmark = pytest.mark.model
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("openai_client.py")
 PYTHONS = {"newest": Path(sys.executable), "oldest": ROOT / ".venv-openai-old" / "bin" / "python"}

@@ -331,3 +331,23 @@ class Journal:
             if found and found[group] == value and prompt in (None, int(found["prompt"])):
                 return found.groupdict()
         return None
+
+
+async def metric(port: int, name: str, **labels: str) -> float:
+    """The sum of a metric's series that have these labels, from `GET /metrics`."""
+    page = await ask(port, "GET", "/metrics")
+    assert page.status == 200
+    values = []
+    for line in page.body.decode().splitlines():
+        found = re.fullmatch(rf"{name}(?:\{{(?P<labels>.*)\}})? (?P<value>\S+)", line)
+        if found and labels.items() <= dict(re.findall(r'(\w+)="([^"]*)"', found["labels"] or "")).items():
+            values.append(float(found["value"]))
+    assert values, f"{name} {labels} is not on the page"
+    return sum(values)
+
+
+async def until_metric(port: int, value: float, name: str, within_s: float = 5.0, **labels: str) -> None:
+    """Wait until a metric has a value."""
+    with trio.fail_after(within_s):
+        while await metric(port, name, **labels) != value:
+            await trio.sleep(0.002)
