@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from annotated_types import Ge
+from annotated_types import Ge, MinLen, MultipleOf
+from pydantic import StringConstraints
 
 from tokenflow.config import Loaded, load
 from tokenflow.errors import ConfigError, PluginError
@@ -21,6 +22,11 @@ class Voice:
     name: str
     """Whose."""
     pitch: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sound:
+    volume: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,18 @@ class EchoConfig:
     """A set."""
     api_key: str | None = None
     """Secret."""
+    pair: tuple[float, float] = (1.0, 2.0)
+    """Exactly two."""
+    word: Annotated[str, MinLen(2)] = "word"
+    """Not too short."""
+    code: Annotated[str, StringConstraints(pattern="^x")] | None = None
+    """Begins with x."""
+    level: Literal["low", "high"] | None = None
+    """One of two, or none."""
+    even: Annotated[int, MultipleOf(2)] = 2
+    either: Voice | Sound | None = None
+    both: int = field(init=False, default=2)
+    """No key: it is not given, it is made."""
 
     def __post_init__(self) -> None:
         if self.times == 13:

@@ -189,6 +189,11 @@ WRONG_MODEL = {
         'engine = "echo"\nsize = 1.5',
         '3: models.m.size: expected an integer or a string, got 1.5; write a text like "auto"',
     ),
+    "made by the class itself": (
+        'engine = "echo"\nboth = 3',
+        "3: models.m.both: unknown key; there is api_key, code, either, even, file, level, mode, pair, size, tags, "
+        "times, voice, voices, weights, word",
+    ),
     "free keys": (
         'engine = "echo"\nweights = {a = 1, b = "x"}',
         '3: models.m.weights.b: expected a number, got "x"; write a number like 1.5',
@@ -211,6 +216,23 @@ WRONG_MODEL = {
         "3: models.m.voice.picth: unknown key; did you mean pitch?",
     ),
     "the class's own rule": ('engine = "echo"\ntimes = 13', "1: models.m: times = 13 brings bad luck; take 12"),
+    "too few items": ('engine = "echo"\npair = [1]', "3: models.m.pair[1]: too few items; add what is missing"),
+    "too many items": (
+        'engine = "echo"\npair = [1, 2, 3]',
+        "3: models.m.pair: expected at most 2 items, got [1, 2, 3]; write something like [1.0, 2.0]",
+    ),
+    "too few characters": (
+        'engine = "echo"\nword = "x"',
+        '3: models.m.word: expected at least 2 characters, got "x"; write a text like "word"',
+    ),
+    "a kind that we have no words for": (
+        'engine = "echo"\neven = 3',
+        "3: models.m.even: expected a multiple of 2, got 3; write a number like 2",
+    ),
+    "pattern": (
+        'engine = "echo"\ncode = "y"',
+        '3: models.m.code: expected a text that matches ^x, got "y"; change it',
+    ),
     "secret": (
         'engine = "echo"\napi_key = 12345',
         '3: models.m.api_key: expected a string, got 5 characters; write one in quotes: "text"',
@@ -221,6 +243,13 @@ WRONG_MODEL = {
 @pytest.mark.parametrize(("text", "line"), WRONG_MODEL.values(), ids=WRONG_MODEL)
 def test_wrong_model(problems_of, text: str, line: str) -> None:
     assert problems_of(f"[models.m]\n{text}") == [f"conf/x.toml:{line}"]
+
+
+def test_a_table_of_two_kinds_tells_what_each_would_need(problems_of) -> None:
+    assert problems_of(MODEL + 'either = { volume = "x" }') == [
+        "conf/x.toml:4: models.m.either.name: missing; add `name = …`",
+        'conf/x.toml:4: models.m.either.volume: expected a number, got "x"; write a number like 0.5',
+    ]
 
 
 NO_MODELS = {

@@ -75,6 +75,7 @@ def test_schema_of_plugins_keys(whole: dict) -> None:
     echo, needy = whole["properties"]["models"]["additionalProperties"]["anyOf"]
     assert list(echo["properties"])[:2] == ["engine", "times"]
     assert echo["properties"]["engine"]["const"] == "echo"
+    assert "both" not in echo["properties"]
     assert echo["properties"]["times"]["description"] == "How often."
     assert (echo["required"], needy["required"]) == (["engine"], ["engine", "path"])
     assert whole["properties"]["sinks"]["properties"]["needy"]["required"] == ["path"]
@@ -117,6 +118,8 @@ def test_template_switches_off_what_has_no_default(catalogue) -> None:
     assert '# Where to.\n#path = "<text>"\n' in text
     assert '#file = "<path>"\n' in text
     assert "#voice = <value>\n" in text
+    assert '#level = "low"\n' in text
+    assert "pair = [1.0, 2.0]\n" in text
     assert '#[[sinks.echo.voices]]\n# Whose.\n#name = "<text>"\n' in text
 
 

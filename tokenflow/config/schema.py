@@ -14,6 +14,7 @@ from tokenflow.config.check import adapter
 from tokenflow.config.docs import field_docs, summary
 from tokenflow.config.load import SECTIONS
 from tokenflow.config.model import Config
+from tokenflow.config.shape import keys
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REF = "#/$defs/{model}"
@@ -72,10 +73,8 @@ def _model(engine: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolved(value: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    plain = dict(value)
-    if reference := plain.pop("$ref", None):
-        return dict(definitions["$defs"][reference.rpartition("/")[2]]) | plain
-    return plain
+    """The schema of a class itself: pydantic hands out a reference to it, so that it could be used twice."""
+    return dict(definitions["$defs"][value["$ref"].rpartition("/")[2]])
 
 
 def _used(definitions: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +100,8 @@ class _Generator(GenerateJsonSchema):
         made.pop("description", None)
         if words := summary(cls):
             made["description"] = words
-        for name, words in field_docs(cls).items():
-            if name in made.get("properties", {}):
-                made["properties"][name].setdefault("description", words)
-        return made
+        help = field_docs(cls)
+        properties = {name: made["properties"][name] for name in keys(cls)}  # not what the class makes itself
+        for name in properties.keys() & help.keys():
+            properties[name].setdefault("description", help[name])
+        return made | {"properties": properties}

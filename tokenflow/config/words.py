@@ -52,12 +52,6 @@ def unknown_key(name: str, known: list[str]) -> str:
     return "unknown key; " + (f"there is {', '.join(sorted(known))}" if known else "leave it out")
 
 
-def suggestion(name: str, known: list[str]) -> str:
-    """` (did you mean x?)`, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def _missing(fault: Fault) -> str:
     if fault.path and isinstance(fault.path[-1], str):
         return f"missing; add `{fault.path[-1]} = …`"
@@ -117,12 +111,12 @@ def _table(fault: Fault) -> Words:
     return Words("a table", "write `key = value` lines under its [header]")
 
 
-def _bound(text: str, key: str) -> Callable[[Fault], Words]:
+def _bound(text: str, key: str, unit: str = "") -> Callable[[Fault], Words]:
     def write(fault: Fault) -> Words:
         bound = fault.context[key]
         # pydantic hands bounds of float fields over as floats: "above 0", not "above 0.0".
         bound = int(bound) if isinstance(bound, float) and bound.is_integer() else bound
-        return Words(f"{text} {bound}", _example(fault, "change it"))
+        return Words(f"{text} {bound}{unit}", _example(fault, "change it"))
 
     return write
 
@@ -158,6 +152,10 @@ _KINDS: dict[str, Callable[[Fault], Words]] = {
     "greater_than_equal": _bound("at least", "ge"),
     "less_than": _bound("a number below", "lt"),
     "less_than_equal": _bound("at most", "le"),
+    "too_short": _bound("at least", "min_length", " items"),
+    "too_long": _bound("at most", "max_length", " items"),
+    "string_too_short": _bound("at least", "min_length", " characters"),
+    "string_too_long": _bound("at most", "max_length", " characters"),
     "string_pattern_mismatch": _pattern,
     "literal_error": _choice,
     "enum": _choice,
