@@ -34,6 +34,7 @@ from tests.e2e.wire import (
     completion,
     connect,
     directive,
+    eventually,
     post,
     stream,
 )
@@ -185,6 +186,7 @@ REFUSED: dict[str, tuple[str, str, int, str]] = {
     "GET where POST is": ("GET", CHAT, 405, "method_not_allowed"),
     "POST where GET is": ("POST", "/v1/models", 405, "method_not_allowed"),
     "PUT": ("PUT", COMPLETIONS, 405, "method_not_allowed"),
+    "DELETE of everything": ("DELETE", "/v1/models", 405, "method_not_allowed"),
     "a method of one's own": ("BREW", COMPLETIONS, 405, "method_not_allowed"),
     "metrics without a sink": ("GET", "/metrics", 404, "not_found"),
 }
@@ -197,6 +199,15 @@ async def test_what_http_itself_refuses_has_the_envelope(port: int, what: str) -
     assert (answer.status, answer.error["code"]) == (status, code)
     assert answer.error["type"] == "invalid_request_error"
     assert (answer.head["allow"] is not None) == (status == 405)
+
+
+async def test_a_refusal_is_one_line_in_the_log(server: Server) -> None:
+    """A path may hold line ends and terminal codes; the log's lines stay ours."""
+    await ask(server.port, "GET", "/v1/models/%0d%0aforged%1b%5b2J%e2%80%a8forged")
+    await ask(server.port, "POST", CHAT, chat("hello", model="\r\nforged\x1b[2J\u2028forged"))
+    line = await eventually(lambda: [line for line in server.log.split("\n") if "forged" in line])
+    assert all(" info tokenflow.http: " in text for text in line)
+    assert not [c for text in line for c in text if not c.isprintable()]
 
 
 async def test_an_unknown_model_is_404_before_the_stream(port: int) -> None:
@@ -233,6 +244,20 @@ async def test_408_for_a_body_that_stops_arriving(port: int) -> None:
         began = trio.current_time()
         await assert_raw_error(wire, 408)
         assert trio.current_time() - began < 1.0
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip", "nonsense"])
+async def test_415_for_a_body_in_a_coding_that_is_not_read(port: int, coding: str) -> None:
+    async with connect(port) as wire:
+        refused = await wire.ask("POST", COMPLETIONS, b"\x1f\x8b" * 100, {"Content-Encoding": coding})
+        assert_error(refused, 415)
+        assert (await wire.ask("POST", COMPLETIONS, completion("hello", max_tokens=1))).status == 200
+
+
+async def test_a_body_that_says_it_is_plain_is_read(port: int) -> None:
+    body = completion("hello", max_tokens=2)
+    for headers in ({"Content-Encoding": "identity"}, {"Content-Type": "text/plain"}, {"Content-Type": "nonsense"}):
+        assert (await ask(port, "POST", COMPLETIONS, body, headers)).text == generate("hello", 2)
 
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\n"
@@ -300,6 +325,37 @@ async def test_one_connection_serves_many_requests(port: int) -> None:
             head = await wire.open(COMPLETIONS, completion(prompt, max_tokens=4))
             assert Streamed(head, await wire.frames()).text == generate(prompt, 4)
             assert (await wire.ask("GET", "/nowhere")).status == 404
+
+
+async def test_a_body_in_pieces_that_waits_to_be_asked_for(port: int) -> None:
+    """`Expect: 100-continue`, which curl sends with large bodies, and chunks."""
+    data = json.dumps(completion("hello", max_tokens=2)).encode()
+    async with connect(port) as wire:
+        await wire.stream.send_all(
+            b"POST http://localhost/v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+        )
+        with trio.fail_after(2):
+            assert (await wire.stream.receive_some()).startswith(b"HTTP/1.1 100")
+        for byte in data:
+            await wire.stream.send_all(b"1\r\n%c\r\n" % byte)
+        await wire.stream.send_all(b"0\r\n\r\n")
+        answer = await wire.closed()
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == generate("hello", 2)
+
+
+async def test_requests_sent_ahead_are_answered_in_order(port: int) -> None:
+    async with connect(port) as wire:
+        for i in range(3):
+            data = json.dumps(completion(f"request {i}", max_tokens=5, stream=True)).encode()
+            close = b"Connection: close\r\n" if i == 2 else b""
+            await wire.stream.send_all(
+                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d\r\n\r\n" % (close, len(data)) + data
+            )
+        answers = (await wire.closed()).decode()
+    said = re.findall(r'"text":"( ?[^"]*)"', answers)
+    assert "".join(said) == "".join(generate(f"request {i}", 5) for i in range(3))
+    assert answers.count("data: [DONE]") == answers.count("HTTP/1.1 200") == 3
 
 
 @pytest.mark.parametrize("streaming", [False, True])

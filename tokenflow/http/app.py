@@ -6,7 +6,7 @@ import logging
 
 from quart import Response, g, request
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, UnsupportedMediaType
 
 from tokenflow.errors import TokenflowError
 from tokenflow.http.answers import http_refusal, refusal
@@ -33,6 +33,7 @@ def create_app(service: Service) -> QuartTrio:
         authenticate(request, service.config.auth)
 
     app.before_request(who)
+    app.before_request(_refuse_codings)
     app.register_error_handler(TokenflowError, _refuse)
     app.register_error_handler(HTTPException, http_refusal)
     app.register_error_handler(Exception, _fault)
@@ -45,6 +46,12 @@ def _refuse(error: TokenflowError) -> Response:
     response = refusal(error)
     log.info("%s %s %s: %d %s", request.method, request.path, g.get("key", "-"), response.status_code, error.code)
     return response
+
+
+async def _refuse_codings() -> None:
+    """A compressed body is not read (RFC 9110, 15.5.16): better said so than by the JSON reader."""
+    if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
+        raise UnsupportedMediaType("The body must not be compressed; send it without Content-Encoding.")
 
 
 def _fault(error: Exception) -> Response:
