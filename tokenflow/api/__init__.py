@@ -11,6 +11,7 @@ from tokenflow.core.lifecycle import (
     Admitted,
     Ended,
     FirstToken,
+    Gaps,
     Gauges,
     LifecycleEvent,
     ModelGauges,
