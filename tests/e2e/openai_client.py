@@ -18,8 +18,9 @@ import openai
 
 KEY = "sk-right"
 MODEL = "smollm2"
-QUESTION: list[Any] = [{"role": "user", "content": "Name three colours of the rainbow."}]
-PROMPT = "Once upon a time, in a village by the sea,"
+# Short, for a prompt's tokens are most of the time that this takes; the template adds a longer system message itself.
+QUESTION: list[Any] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Tell me a story."}]
+PROMPT = "Once upon a time, by the sea,"
 SHORT = {"model": MODEL, "max_tokens": 8}
 FAULT = '{"synthetic": {"raise_at": 3, "tokens_per_s": 200}}'
 WITH_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
