@@ -59,6 +59,13 @@ class ContextLengthExceeded(InvalidRequest):
         self.limit, self.prompt, self.requested = limit, prompt, requested
 
 
+class IdempotencyConflict(InvalidRequest):
+    """This Idempotency-Key was used with another body. Use a new key for a new request."""
+
+    code = "idempotency_key_reused"
+    status_hint = 422
+
+
 class Unauthorized(TokenflowError):
     """No key, or one that nobody has. Send `Authorization: Bearer <key>`."""
 
@@ -73,6 +80,26 @@ class NotFound(TokenflowError):
     code = "not_found"
     type = "invalid_request_error"
     status_hint = 404
+
+
+class StreamNotFound(NotFound):
+    """There is no such stream, or it is somebody else's: the two are not told apart."""
+
+    code = "stream_not_found"
+
+
+class ResumeWindowLost(TokenflowError):
+    """The record asked for has left the replay log. Start again, or read from `oldest` with a gap."""
+
+    code = "resume_window_lost"
+    type = "invalid_request_error"
+    status_hint = 410
+
+    def __init__(self, *, asked: int, oldest: int, last: int, sealed: bool) -> None:
+        state = "finished" if sealed else "live"
+        held = f"it holds {oldest} to {last}" if oldest <= last else "it holds none"
+        super().__init__(f"Record {asked} has left the replay log; {held}, and the stream is {state}.")
+        self.oldest, self.last, self.state = oldest, last, state
 
 
 class ModelNotFound(NotFound):
@@ -102,6 +129,12 @@ class QueueTimeout(Overloaded):
     """Waited `queue_timeout_s` and no slot came free."""
 
     code = "queue_timeout"
+
+
+class ReplayFull(Overloaded):
+    """The replay logs of live streams fill their memory."""
+
+    code = "replay_full"
 
 
 class Draining(Overloaded):

@@ -26,7 +26,8 @@ class Send(trio.abc.SendChannel[Event]):
         self._on_event = on_event
         self._window = window
         self._accepted = 0
-        self._paused = False
+        self.paused = False
+        """No credit at all, by the stream's will."""
         self._listener: Callable[[int], None] | None = None
         self._room = trio.lowlevel.ParkingLot()
         self.closed = False
@@ -95,15 +96,15 @@ class Send(trio.abc.SendChannel[Event]):
 
     def pause(self) -> None:
         """No credit at all, until `resume`."""
-        self._paused = True
+        self.paused = True
         self._set_limit()
 
     def resume(self) -> None:
-        self._paused = False
+        self.paused = False
         self._set_limit()
 
     def _set_limit(self) -> None:
-        limit = self.sent if self._paused else self._accepted + self._window
+        limit = self.sent if self.paused else self._accepted + self._window
         if limit == self.limit:
             return
         self.limit = limit

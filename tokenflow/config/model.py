@@ -119,6 +119,26 @@ class StreamConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig:
+    """`[replay]`: what is kept for readers who come back."""
+
+    grace_s: Annotated[float, Ge(0)] = 15.0
+    """How long a paused or continuing stream waits for a reader before it is cancelled."""
+    grace_max_s: Annotated[float, Ge(0)] = 300.0
+    """The most a request may ask for."""
+    retention_s: Annotated[float, Ge(0)] = 300.0
+    """How long an ended stream can be replayed."""
+    retention_max_s: Annotated[float, Ge(0)] = 3600.0
+    """The most a request may ask for."""
+    stream_bytes: Count = 1_048_576
+    """Memory that one stream's log may hold; its oldest records go first."""
+    stream_records: Count = 16_384
+    """Records that one stream's log may hold."""
+    total_bytes: Count = 268_435_456
+    """Memory that all logs may hold together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginsConfig:
     """`[plugins]`: plugins that are files, beside the installed ones."""
 
@@ -145,6 +165,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
     """By the id that clients use; the first is the default."""

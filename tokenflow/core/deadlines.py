@@ -1,9 +1,10 @@
-"""One moving deadline for a stream: queue, then prefill, then idle, each within total.
+"""One moving deadline for a stream: queue, then prefill, then idle, each within total; and grace while nobody reads.
 
     queue     from admission to the slot
-    prefill   from the slot to the first token
+    prefill   from the slot to the first token; suspended while the stream is paused
     idle      between tokens; suspended while the sequence is parked for its reader or paused
     total     from admission to the end; never suspended
+    grace     from the last reader's leaving to the first one's coming back
 
 Pure: `now` is an argument, in seconds on any monotonic clock. The caller keeps a cancel scope at `at`.
 """
@@ -19,21 +20,29 @@ from tokenflow.core.types import Timeouts
 class Deadline:
     """When the stream must be given up, and under which name."""
 
-    __slots__ = ("_span_at", "_timeouts", "phase", "suspended", "total_at")
+    __slots__ = ("_grace_at", "_span_at", "_timeouts", "paused", "phase", "stalled", "total_at")
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:
         self._timeouts = timeouts
         self.phase = Phase.QUEUE
-        self.suspended = False
+        self.stalled = False
+        """The reader's window is full."""
+        self.paused = False
         self.total_at = now + timeouts.total_s
         self._span_at = now + timeouts.queue_s
+        self._grace_at = inf
+
+    @property
+    def suspended(self) -> bool:
+        """Silence is the reader's doing, not the engine's."""
+        return (self.paused and self.phase is not Phase.QUEUE) or (self.stalled and self.phase is Phase.DECODE)
 
     @property
     def at(self) -> float:
         """The moment at which it passes; inf once done."""
         if self.phase is Phase.DONE:
             return inf
-        return self.total_at if self.suspended else min(self._span_at, self.total_at)
+        return min(inf if self.suspended else self._span_at, self.total_at, self._grace_at)
 
     def slot_taken(self, now: float) -> None:
         self.phase = move(PHASE_MOVES, self.phase, Phase.PREFILL)
@@ -43,14 +52,23 @@ class Deadline:
         """A token came; `stalled`: and the reader's window is full, so that the next may not."""
         if self.phase is not Phase.DECODE:
             self.phase = move(PHASE_MOVES, self.phase, Phase.DECODE)
-        self.suspended = stalled
+        self.stalled = stalled
         self._span_at = now + self._timeouts.idle_s
 
-    def stall(self, now: float, *, stalled: bool) -> None:
-        """The reader became, or stopped being, the reason for silence. Ending a stall starts idle afresh."""
-        if self.phase is Phase.DECODE and self.suspended and not stalled:
-            self._span_at = now + self._timeouts.idle_s
-        self.suspended = stalled and self.phase is Phase.DECODE
+    def hold(self, now: float, *, stalled: bool, paused: bool) -> None:
+        """The reader became, or stopped being, the reason for silence. When it stops, the span starts afresh."""
+        was = self.suspended
+        self.stalled, self.paused = stalled, paused
+        if was and not self.suspended:
+            self._span_at = now + (self._timeouts.prefill_s if self.phase is Phase.PREFILL else self._timeouts.idle_s)
+
+    def left(self, now: float, grace_s: float) -> None:
+        """The last reader has gone."""
+        self._grace_at = now + grace_s
+
+    def returned(self) -> None:
+        """A reader has come."""
+        self._grace_at = inf
 
     def done(self) -> Phase:
         """Nothing more is awaited; returns the phase that it was in."""
@@ -61,7 +79,9 @@ class Deadline:
 
     @property
     def code(self) -> str:
-        """The name of the timeout that `at` stands for."""
+        """The name of what `at` stands for: one of the timeouts, or `grace`."""
+        if self._grace_at < min(self.total_at, inf if self.suspended else self._span_at):
+            return "grace"
         if self.suspended or self.total_at <= self._span_at:
             return "total_timeout"
         return {Phase.QUEUE: "queue_timeout", Phase.PREFILL: "prefill_timeout"}.get(self.phase, "idle_timeout")

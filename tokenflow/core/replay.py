@@ -5,9 +5,12 @@ The fastest reader's cursor is what the engine is paced by: when it moves, the r
 their credit goes back to the sequence that made them. A slower reader pulls from the log at its own pace and slows
 nobody.
 
-Records that every attached reader has are dropped; a stream that outlives its reader will keep them (its own issue).
+How much is held is bounded. A log that is not kept drops what every attached reader has; a kept one, whose readers may
+come back, drops its oldest eighth when it outgrows its bound. A reader that needs what was dropped has fallen out: it
+is told so by name, and which records are still there. What the fastest reader has not taken is never dropped: the
+window bounds that already.
 
-Pure: waking a reader and granting credit are callbacks.
+Pure: waking a reader, granting credit and telling of growth are callbacks.
 """
 
 from __future__ import annotations
@@ -15,7 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from tokenflow.errors import ResumeWindowLost
+
 E = TypeVar("E")
+
+RECORD_BYTES = 350
+"""What Python keeps for a record beside its text: the tuple, the event, numbers, the string's and the list's parts."""
 
 
 class Record(NamedTuple, Generic[E]):
@@ -25,6 +33,15 @@ class Record(NamedTuple, Generic[E]):
     event: E
     source: int
     events: int
+    size: int
+    """Bytes of memory, about."""
+
+
+class Bounds(NamedTuple):
+    """How much one log may hold."""
+
+    records: int = 16_384
+    bytes: int = 1_048_576
 
 
 class Statistics(NamedTuple):
@@ -33,7 +50,8 @@ class Statistics(NamedTuple):
     head: int
     accepted: int
     held: int
-    """Records that some reader may still need."""
+    """Records that are there to be read."""
+    bytes: int
     readers: int
 
 
@@ -42,67 +60,130 @@ class ReplayLog(Generic[E]):
 
     Args:
         on_accept: called with each record that the fastest reader has passed for the first time, in order.
+        keep: hold delivered records too, within `bounds`, for readers who come (back) later.
+        bounds: of what is held.
+        on_grow: called with the change in bytes held, whenever it changes.
     """
 
-    def __init__(self, on_accept: Callable[[Record[E]], None]) -> None:
+    def __init__(
+        self,
+        on_accept: Callable[[Record[E]], None],
+        *,
+        keep: bool = False,
+        bounds: Bounds | None = None,
+        on_grow: Callable[[int], None] = lambda change: None,
+    ) -> None:
         self._on_accept = on_accept
+        self._on_grow = on_grow
+        self._bounds = bounds or Bounds()
         self._records: list[Record[E]] = []
         self._dropped = 0
         self._readers: list[Cursor[E]] = []
+        self.keep = keep
+        self.run_on = False
+        """While nobody reads, everything counts as accepted at once: the engine runs on into the log."""
         self.sealed = False
         self.accepted = 0
         """The highest n that the fastest reader has, ever."""
+        self.bytes = 0
+        """Memory held, about."""
 
     @property
     def head(self) -> int:
         """n of the newest record; 0 while there is none."""
         return self._dropped + len(self._records)
 
-    def statistics(self) -> Statistics:
-        return Statistics(self.head, self.accepted, len(self._records), len(self._readers))
+    @property
+    def oldest(self) -> int:
+        """n of the oldest record that is held; `head + 1` if none is."""
+        return self._dropped + 1
 
-    def append(self, event: E, source: int = -1, events: int = 0) -> int:
-        """Number `event` and hand it to whoever waits. Returns its n."""
-        return self._add(event, source, events, last=False)
+    @property
+    def behind(self) -> bool:
+        """Somebody reads, and the fastest of them has not got to where a faster one, or nobody, has been before."""
+        return bool(self._readers) and max(reader.n for reader in self._readers) < self.accepted
+
+    def statistics(self) -> Statistics:
+        return Statistics(self.head, self.accepted, len(self._records), self.bytes, len(self._readers))
+
+    def append(self, event: E, source: int = -1, events: int = 0, *, size: int = 0) -> int:
+        """Number `event` and hand it to whoever waits. Returns its n. `size` is its own bytes, of text mostly."""
+        return self._add(event, source, events, size, last=False)
 
     def seal(self, event: E) -> int:
         """Append the end; nothing can follow."""
-        return self._add(event, -1, 0, last=True)
+        return self._add(event, -1, 0, 0, last=True)
 
-    def _add(self, event: E, source: int, events: int, *, last: bool) -> int:
+    def _add(self, event: E, source: int, events: int, size: int, *, last: bool) -> int:
         if self.sealed:
             raise RuntimeError("the log is sealed")
         n = self.head + 1
-        self._records.append(Record(n, event, source, events))
+        record = Record(n, event, source, events, size + RECORD_BYTES)
+        self._records.append(record)
         self.sealed = last  # before waking: a reader that takes the end inline must find itself `at_end`
+        self._grow(record.size)
         for reader in tuple(self._readers):  # a copy: one that fails inline detaches, and the next must not be skipped
             reader.wake()
+        if self.run_on and not self._readers:
+            self._accept(n)
+        if len(self._records) > self._bounds.records or self.bytes > self._bounds.bytes:
+            self.drop_oldest()
         return n
 
     def attach(self, wake: Callable[[], None], after: int = 0) -> Cursor[E]:
-        """A new reader that has everything up to `after`; being ahead of the others, it paces the engine at once.
+        """A reader that has everything up to `after`; being ahead of the others, it paces the engine at once.
 
         `wake` is called whenever there is more; it must neither block nor raise.
+
+        Raises:
+            ResumeWindowLost: what comes after `after` is not held any more.
+            ValueError: `after` lies ahead of the log.
         """
-        if not self._dropped <= after <= self.head:
-            raise ValueError(f"n {after} is not held: the log holds {self._dropped + 1} to {self.head}")
+        if not 0 <= after <= self.head:
+            raise ValueError(f"n {after} lies ahead: the log's last is {self.head}")
+        self._check_held(after)
         cursor = Cursor(self, wake, after)
         self._readers.append(cursor)
         self._passed()
         return cursor
 
+    def drop_oldest(self) -> int:
+        """Drop an eighth of what is held, as far as it has been accepted; the number of records dropped."""
+        count = min(len(self._records) // 8 + 1, self.accepted - self._dropped)
+        self._drop(count)
+        return count
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._drop(len(self._records))
+
+    def _drop(self, count: int) -> None:
+        if count <= 0:
+            return
+        self._grow(-sum(record.size for record in self._records[:count]))
+        del self._records[:count]
+        self._dropped += count
+
+    def _grow(self, change: int) -> None:
+        self.bytes += change
+        self._on_grow(change)
+
+    def _check_held(self, n: int) -> None:
+        if n < self._dropped:
+            raise ResumeWindowLost(asked=n + 1, oldest=self.oldest, last=self.head, sealed=self.sealed)
+
     def _passed(self) -> None:
         """A cursor came, moved or went: give back the credit of what is newly accepted, drop what nobody needs."""
         if not self._readers:
             return
-        fastest = max(reader.n for reader in self._readers)
-        while self.accepted < fastest:
+        self._accept(max(reader.n for reader in self._readers))
+        if not self.keep:
+            self._drop(min(reader.n for reader in self._readers) - self._dropped)
+
+    def _accept(self, n: int) -> None:
+        while self.accepted < n:
             self.accepted += 1
             self._on_accept(self._records[self.accepted - self._dropped - 1])
-        drop = min(reader.n for reader in self._readers) - self._dropped
-        if drop > 0:
-            del self._records[:drop]
-            self._dropped += drop
 
 
 class Cursor(Generic[E]):
@@ -117,11 +198,13 @@ class Cursor(Generic[E]):
         """Everything up to this n is delivered."""
 
     def peek(self) -> list[Record[E]]:
-        """Everything after the cursor. It stays there until `ack`."""
-        start = self.n - self._log._dropped
-        if start < 0:  # only after `detach`; a negative index would hand out the wrong records
-            raise RuntimeError(f"the reader at {self.n} has left, and what follows is dropped")
-        return self._log._records[start:]
+        """Everything after the cursor. It stays there until `ack`.
+
+        Raises:
+            ResumeWindowLost: this reader was too slow, and what it needs next is not held any more.
+        """
+        self._log._check_held(self.n)
+        return self._log._records[self.n - self._log._dropped :]
 
     @property
     def at_end(self) -> bool:

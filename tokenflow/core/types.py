@@ -95,6 +95,26 @@ class ChatPrompt:
     messages: tuple[Mapping[str, Any], ...]
 
 
+OnDisconnect = Literal["cancel", "pause", "continue"]
+"""What the last reader's leaving does: end the stream; take no further step; run on into the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attendance:
+    """What becomes of a stream while nobody reads it."""
+
+    on_disconnect: OnDisconnect = "cancel"
+    grace_s: float | None = None
+    """How long a paused or continuing stream waits for a reader before it is cancelled; None: the default."""
+    retention_s: float | None = None
+    """How long it can be replayed after its end; None: the default."""
+
+    @property
+    def resumable(self) -> bool:
+        """A reader may come back: its events carry ids."""
+        return self.on_disconnect != "cancel"
+
+
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
@@ -119,6 +139,8 @@ class GenerationRequest:
     timeouts: Mapping[str, float] = field(default_factory=dict)
     """Seconds by key of `Timeouts`, for those that the client wants other than the default."""
     user: str | None = None
+    attendance: Attendance = field(default_factory=Attendance)
+    idempotency_key: str | None = None
 
 
 # --- up: what comes of it -------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 from tokenflow.api import Engine, EngineInfo, Sampling, SequenceRequest
 from tokenflow.chat.template import ChatTemplate
-from tokenflow.config.model import LimitsConfig, StreamConfig, TimeoutsConfig
-from tokenflow.core.types import ChatPrompt, GenerationRequest, Prompt, TextPrompt, Timeouts, TokenPrompt
+from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
+from tokenflow.core.types import Attendance, ChatPrompt, GenerationRequest, Prompt, TextPrompt, Timeouts, TokenPrompt
 from tokenflow.errors import ContextLengthExceeded, InvalidRequest
 from tokenflow.service.stream import StreamSettings
 
@@ -57,12 +57,14 @@ class Planner:
         limits: LimitsConfig,
         timeouts: TimeoutsConfig,
         stream: StreamConfig,
+        replay: ReplayConfig,
     ) -> None:
         self._info = info
         self._template = template
         self._limits = limits
         self._timeouts = timeouts
         self._stream = stream
+        self._replay = replay
 
     async def plan(self, request: GenerationRequest, engine: Engine, id: str) -> Plan:
         """The sequences and settings for `request`.
@@ -172,7 +174,21 @@ class Planner:
             seconds[f"{name}_s"] = value
         coalesce_ms = self._stream.coalesce_ms if request.coalesce_ms is None else request.coalesce_ms
         _at_most(coalesce_ms, self._stream.coalesce_max_ms, "coalesce_ms", "milliseconds")
-        return StreamSettings(timeouts=Timeouts(**seconds), window=self._stream.window, coalesce_s=coalesce_ms / 1000)
+        return StreamSettings(
+            timeouts=Timeouts(**seconds),
+            window=self._stream.window,
+            coalesce_s=coalesce_ms / 1000,
+            attendance=self._attendance(request.attendance),
+            kept=request.attendance.resumable or request.idempotency_key is not None,
+        )
+
+    def _attendance(self, asked: Attendance) -> Attendance:
+        replay = self._replay
+        grace_s = replay.grace_s if asked.grace_s is None else asked.grace_s
+        retention_s = replay.retention_s if asked.retention_s is None else asked.retention_s
+        _at_most(grace_s, replay.grace_max_s, "stream_options.grace_s", "seconds")
+        _at_most(retention_s, replay.retention_max_s, "stream_options.retention_s", "seconds")
+        return Attendance(on_disconnect=asked.on_disconnect, grace_s=grace_s, retention_s=retention_s)
 
 
 def _known(token: int, size: int, param: str) -> None:

@@ -17,9 +17,19 @@ from tokenflow.api import Engine, Gauges, ModelGauges
 from tokenflow.chat.template import ChatTemplate
 from tokenflow.config.model import Config
 from tokenflow.core.admission import Admission
+from tokenflow.core.logstore import LogStore
+from tokenflow.core.replay import Bounds
 from tokenflow.core.types import GenerationRequest
 from tokenflow.engines.host import EngineHost
-from tokenflow.errors import Draining, EngineClosed, InvalidRequest, ModelNotFound
+from tokenflow.errors import (
+    Draining,
+    EngineClosed,
+    IdempotencyConflict,
+    InvalidRequest,
+    ModelNotFound,
+    ReplayFull,
+    StreamNotFound,
+)
 from tokenflow.service.account import StreamIdentity
 from tokenflow.service.feeds import Feeds
 from tokenflow.service.nested import alongside
@@ -48,7 +58,7 @@ class Model:
             else None
         )
         config = self._config
-        self.planner = Planner(info, template, config.limits, config.timeouts, config.stream)
+        self.planner = Planner(info, template, config.limits, config.timeouts, config.stream, config.replay)
 
     @property
     def engine(self) -> Engine:
@@ -72,6 +82,10 @@ class Service:
         self.last_stream: Stream | None = None
         """The newest stream, also when it has ended."""
         self._streams: dict[str, Stream] = {}
+        self._ended: set[Stream] = set()  # of these: those that are only kept for replay
+        self._idempotent: dict[tuple[str, str], tuple[bytes, Stream]] = {}
+        replay = config.replay
+        self._logs = LogStore(Bounds(replay.stream_records, replay.stream_bytes), replay.total_bytes, trio.current_time)
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -97,12 +111,22 @@ class Service:
             f"The model {id[:200]!r} does not exist. Served here: {', '.join(self.models)}.", param="model"
         )
 
-    async def open(self, request: GenerationRequest, *, key: str, route: str) -> tuple[Stream, StreamReader]:
+    async def open(
+        self, request: GenerationRequest, *, key: str, route: str, digest: bytes = b""
+    ) -> tuple[Stream, StreamReader]:
         """Judge `request`, find it a place, and start its stream with one reader from the beginning.
 
+        With an idempotency key that `key` has used before: a reader of that stream, if it is alive or complete.
+
+        Args:
+            digest: what tells one body from another, where there is an idempotency key.
+
         Raises:
-            InvalidRequest, ModelNotFound, QueueFull, Draining, EngineClosed: and then nothing has happened.
+            InvalidRequest, ModelNotFound, Overloaded, EngineClosed, IdempotencyConflict: and nothing has happened.
         """
+        known = self._known(request, key, digest)
+        if known is not None:
+            return known, known.attach()
         self._refuse_if_draining()
         model = self.model(request.model)
         id = f"{self.config.server.name}-{secrets.token_hex(16)}"
@@ -110,23 +134,56 @@ class Service:
             plan = await model.planner.plan(request, model.engine, id)
         except ValueError as exc:  # an engine's tokenizer refused
             raise InvalidRequest(str(exc), param="prompt") from exc
+        known = self._known(request, key, digest)  # the same request may have come in the meantime
+        if known is not None:
+            return known, known.attach()
         self._refuse_if_draining()
         if self._nursery is None:
             raise EngineClosed("The server is not open.")
+        if not self._logs.has_room:
+            raise ReplayFull("The replay logs of live streams are full. Try again later.", retry_after_s=1.0)
         identity = StreamIdentity(
             id=id, model=model.id, engine=model.host.plugin.name, key=key, route=route, stream=request.stream
         )
-        stream = Stream(identity, model.host, plan.sequences, model.admission, plan.settings, self.feeds.emit)
+        stream = Stream(
+            identity, model.host, plan.sequences, model.admission, plan.settings, self._logs, self.feeds.emit
+        )
         reader = stream.attach()
         self._streams[id] = self.last_stream = stream
-        self._nursery.start_soon(self._run, stream)
+        if request.idempotency_key is not None:
+            self._idempotent[key, request.idempotency_key] = (digest, stream)
+        self._nursery.start_soon(self._run, stream, (key, request.idempotency_key))
         return stream, reader
 
-    async def _run(self, stream: Stream) -> None:
+    def _known(self, request: GenerationRequest, key: str, digest: bytes) -> Stream | None:
+        if request.idempotency_key is None or (key, request.idempotency_key) not in self._idempotent:
+            return None
+        known, stream = self._idempotent[key, request.idempotency_key]
+        if known != digest:
+            raise IdempotencyConflict("This Idempotency-Key was used before, with another body.")
+        return stream if stream.well else None
+
+    async def _run(self, stream: Stream, name: tuple[str, str | None]) -> None:
         try:
             await stream.run()
+            self._ended.add(stream)
+            await stream.keep()
         finally:
+            self._ended.discard(stream)
             del self._streams[stream.identity.id]
+            if name[1] is not None and self._idempotent.get((name[0], name[1]), (b"", None))[1] is stream:
+                del self._idempotent[name[0], name[1]]
+
+    def stream(self, id: str, key: str) -> Stream:
+        """The live or replayable stream with that id, if it is `key`'s. StreamNotFound otherwise."""
+        stream = self._streams.get(id)
+        if stream is None or stream.identity.key != key:
+            raise StreamNotFound(f"There is no stream {id[:100]!r}.")
+        return stream
+
+    def streams(self, key: str) -> list[Stream]:
+        """All live and replayable streams of `key`, oldest first."""
+        return [stream for stream in self._streams.values() if stream.identity.key == key]
 
     # --- going down -------------------------------------------------------------------------------------------------
 
@@ -150,7 +207,7 @@ class Service:
     @property
     def live_streams(self) -> int:
         """Streams that have not written their usage record yet."""
-        return len(self._streams)
+        return len(self._streams) - len(self._ended)
 
     async def not_ready(self) -> str | None:
         """Why new work would be refused or stand still; None: all is well."""

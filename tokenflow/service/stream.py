@@ -20,15 +20,17 @@ import trio
 from tokenflow.api import Delta, Event, Finished, FinishReason, Send, SequenceRequest, Started
 from tokenflow.core.admission import Admission
 from tokenflow.core.deadlines import Deadline
+from tokenflow.core.logstore import LogStore
 from tokenflow.core.replay import Record, ReplayLog
 from tokenflow.core.states import Phase
-from tokenflow.core.types import Timeouts
+from tokenflow.core.types import Attendance, Timeouts
 from tokenflow.engines.host import EngineHost
 from tokenflow.errors import (
     Draining,
     EngineError,
     EngineStuck,
     IdleTimeout,
+    InvalidRequest,
     PrefillTimeout,
     QueueTimeout,
     TokenflowError,
@@ -47,6 +49,10 @@ class StreamSettings:
     window: int
     """Records that the engine may be ahead of the fastest reader, over all choices."""
     coalesce_s: float
+    attendance: Attendance
+    """With its defaults filled in."""
+    kept: bool
+    """Its log holds what has been delivered, and can be replayed after the end."""
 
 
 class Stream:
@@ -57,7 +63,8 @@ class Stream:
         host: where its engine is.
         sequences: one per choice.
         admission: where its slots come from.
-        settings: deadlines, window, coalescing.
+        settings: deadlines, window, coalescing, what a reader's leaving does.
+        logs: where its log is made.
         emit: takes the records of its life, for the sinks.
 
     Raises:
@@ -71,6 +78,7 @@ class Stream:
         sequences: tuple[SequenceRequest, ...],
         admission: Admission,
         settings: StreamSettings,
+        logs: LogStore,
         emit: Emit,
     ) -> None:
         self.identity = identity
@@ -82,12 +90,15 @@ class Stream:
         self._account = Account(identity, len(sequences), now, emit)
         self._deadline = Deadline(settings.timeouts, now)
         self._scope = trio.CancelScope(deadline=self._deadline.at)
-        self._log: ReplayLog[StreamEvent] = ReplayLog(self._accept)
+        self.attendance = settings.attendance
+        self._logs = logs
+        self._log: ReplayLog[StreamEvent] = logs.new(self._accept, keep=settings.kept)
         share = max(1, settings.window // len(sequences))
         self._sends = [Send(partial(self._on_event, i), window=share) for i in range(len(sequences))]
         self._coalescer = Coalescer(self._append, settings.coalesce_s) if settings.coalesce_s else None
         self._readers: set[StreamReader] = set()
-        self._unread = trio.Event()  # set once the last reader has gone
+        self._unread = trio.Event()  # set while nobody reads
+        self._held_by_client = False  # paused through the API
         self._reasons: list[FinishReason | None] = [None] * len(sequences)
         self._untold = [0] * len(sequences)  # tokens whose text is held: they count with the next delta
         self._cancel: Outcome | None = None
@@ -96,6 +107,16 @@ class Stream:
     @property
     def phase(self) -> Phase:
         return self._deadline.phase
+
+    @property
+    def well(self) -> bool:
+        """It is alive, or ended as it should: to attach to it is as good as to generate again."""
+        return self.phase is not Phase.DONE or None not in self._reasons
+
+    @property
+    def head(self) -> int:
+        """n of the newest record."""
+        return self._log.head
 
     @property
     def holds_slots(self) -> bool:
@@ -108,30 +129,75 @@ class Stream:
 
     # --- readers ----------------------------------------------------------------------------------------------------
 
-    def attach(self) -> StreamReader:
-        """A reader from the beginning. It must be closed; when the last one leaves, the stream is cancelled."""
-        reader = StreamReader(self, self._log)
+    def attach(self, after: int = 0) -> StreamReader:
+        """A reader that has everything up to `after`. It must be closed: then the stream may be without readers.
+
+        Raises:
+            ResumeWindowLost: what comes after `after` is not held any more.
+            InvalidRequest: `after` lies ahead of the log.
+        """
+        reader = StreamReader(self, self._log, after)
         self._readers.add(reader)
+        self._logs.read(self._log)
+        if self._unread.is_set():
+            self._unread = trio.Event()
+        self._deadline.returned()
+        self._regulate()
         return reader
 
     def left(self, reader: StreamReader) -> None:
-        """`reader` has gone."""
+        """`reader` has gone; with the last one, what the request chose happens."""
         self._readers.discard(reader)
         if not self._readers:
             self._unread.set()
-            self.cancel("client")
+            if self.attendance.resumable:
+                assert self.attendance.grace_s is not None
+                self._deadline.left(trio.current_time(), self.attendance.grace_s)
+            else:
+                self._stop(Outcome("disconnected", "client"))
+        self._regulate()
 
     def cancel(self, by: By, error: TokenflowError | None = None) -> None:
         """End it now. `error` is what its readers get; without one, finish_reason `cancelled`. Repeatable."""
+        self._stop(Outcome("cancelled", by) if error is None else Outcome("error", by, error.code), error)
+
+    def pause(self) -> None:
+        """Take no further step until `resume`. Repeatable."""
+        self._held_by_client = True
+        self._regulate()
+
+    def resume(self) -> None:
+        """Go on. Repeatable."""
+        self._held_by_client = False
+        self._regulate()
+
+    def _stop(self, outcome: Outcome, error: TokenflowError | None = None) -> None:
         if self._cancel is not None or self._scope.cancel_called or self.phase is Phase.DONE:
             return
-        if error is not None:
-            self._cancel = Outcome("error", by, error.code)
-        else:
-            self._cancel = Outcome("disconnected" if by == "client" else "cancelled", by)
-        self._cancel_error = error
+        self._cancel, self._cancel_error = outcome, error
         self._account.cancelled(trio.current_time())
         self._scope.cancel()
+
+    @property
+    def paused(self) -> bool:
+        """It takes no steps: held through the API, or nobody reads it and that is what its request chose."""
+        alone = not self._readers and self.attendance.on_disconnect == "pause"
+        return self._held_by_client or alone
+
+    def _regulate(self) -> None:
+        """Credit, by who reads and where they are. A pause freezes the limit, and nothing more."""
+        if self.phase is Phase.DONE:
+            return
+        self._log.run_on = self.attendance.on_disconnect == "continue"
+        # One that comes back far behind paces the engine again only once it has caught up.
+        frozen = self.paused or self._log.behind
+        for send in self._sends:
+            if frozen:
+                send.pause()
+            else:
+                send.resume()
+        hold = partial(self._deadline.hold, stalled=self._stalled, paused=frozen)
+        self._move_deadline(hold, trio.current_time())
 
     # --- the stream's task ------------------------------------------------------------------------------------------
 
@@ -150,11 +216,23 @@ class Stream:
             outcome, end = self._end(failure)
             phase = self._deadline.done()
             self._log.seal(end)
+            until = self.attendance.retention_s or 0.0
+            self._logs.ended(self._log, trio.current_time() + until)
             try:
                 await self._unread.wait()  # the tail may still be being read; the transport bounds how slowly
             finally:
                 dropped = sum(send.dropped for send in self._sends)
                 self._account.close(outcome, phase, released_at, dropped)
+
+    async def keep(self) -> None:
+        """Wait for as long as its log can still be replayed, then forget it."""
+        try:
+            if self._log.keep:
+                assert self.attendance.retention_s is not None
+                await trio.sleep(self.attendance.retention_s)
+                await self._unread.wait()
+        finally:
+            self._logs.forget(self._log)
 
     async def _generate(self) -> None:
         await self._slots_held.wait()
@@ -186,6 +264,8 @@ class Stream:
         if self._cancel is not None:
             return self._cancel, ended if self._cancel_error is None else Failed(self._cancel_error)
         if self._scope.cancelled_caught:
+            if self._deadline.code == "grace":
+                return Outcome("disconnected", "client"), ended
             timeout = self._timeout()
             return Outcome("error", "server", timeout.code), Failed(timeout)
         error = EngineError("The engine ended this sequence without a reason.")
@@ -228,7 +308,7 @@ class Stream:
         self._move_deadline(partial(self._deadline.token, stalled=self._stalled), now)
 
     def _append(self, index: int, delta: Delta, events: int) -> None:
-        self._log.append(delta, index, events)
+        self._log.append(delta, index, events, size=len(delta.text.encode()) + 200 * len(delta.logprobs))
 
     def _accept(self, record: Record[StreamEvent]) -> None:
         """The fastest reader has `record`: its credit goes back to where it came from."""
@@ -237,7 +317,12 @@ class Stream:
         if not isinstance(record.event, Failed):
             self._account.delivered(record.event.tokens)
         if self._deadline.suspended and not self._stalled:
-            self._move_deadline(partial(self._deadline.stall, stalled=False), trio.current_time())
+            self._regulate()
+
+    def moved(self) -> None:
+        """A reader has taken something: one that came back far behind may have caught up."""
+        if self._sends[0].paused:
+            self._regulate()
 
     @property
     def _stalled(self) -> bool:
@@ -253,16 +338,22 @@ class Stream:
 class StreamReader:
     """One reader's place in a stream."""
 
-    def __init__(self, stream: Stream, log: ReplayLog[StreamEvent]) -> None:
-        self._stream = stream
+    def __init__(self, stream: Stream, log: ReplayLog[StreamEvent], after: int) -> None:
+        self.stream = stream
         self._news = trio.Event()
-        self._cursor = log.attach(lambda: self._news.set())
+        try:
+            self._cursor = log.attach(lambda: self._news.set(), after)
+        except ValueError as exc:
+            raise InvalidRequest(f"{exc}.", param="after") from exc
         self.closed = False
 
     async def read(self) -> list[Record[StreamEvent]]:
         """Wait until there is something after the cursor, and return all of it; the same again until `ack`.
 
         Returns an empty list once the end has been acknowledged, or the reader closed.
+
+        Raises:
+            ResumeWindowLost: it was too slow, and what it needs next is not held any more.
         """
         while not self.closed and not (records := self._cursor.peek()) and not self._cursor.at_end:
             self._news = trio.Event()
@@ -272,6 +363,12 @@ class StreamReader:
     def ack(self, n: int) -> None:
         """Everything up to `n` has been taken by whoever this reads for (over HTTP: by the kernel)."""
         self._cursor.ack(n)
+        self.stream.moved()
+
+    @property
+    def at_end(self) -> bool:
+        """It has everything there will ever be."""
+        return self._cursor.at_end
 
     def close(self) -> None:
         """Leave. Repeatable."""
@@ -279,7 +376,7 @@ class StreamReader:
             self.closed = True
             self._news.set()
             self._cursor.detach()
-            self._stream.left(self)
+            self.stream.left(self)
 
 
 def _as_ours(failure: Exception) -> TokenflowError:

@@ -1,0 +1,81 @@
+"""All replay logs together: one bound on their memory, and who gives way when it is reached.
+
+The order: logs of ended streams whose time is up; then ended ones, least recently read first; then oldest records of
+live ones, the largest log first. What a live stream's own reader has not taken yet is never dropped (its window bounds
+it), so there can come a moment when nothing may go: then no new stream is admitted.
+
+Pure: the clock is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenflow.core.replay import Bounds, Record, ReplayLog
+
+
+class LogStore:
+    """Makes logs, counts their bytes, and makes room.
+
+    Args:
+        bounds: of each log.
+        total_bytes: of all of them.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, bounds: Bounds, total_bytes: int, clock: Callable[[], float]) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self.total_bytes = total_bytes
+        self.bytes = 0
+        """Memory held by all logs, about."""
+        self.evicted_records = 0
+        """Counter: records dropped to make room for others."""
+        self._live: dict[int, ReplayLog[Any]] = {}
+        self._ended: dict[int, tuple[ReplayLog[Any], float]] = {}  # least recently read first; with its time
+
+    def new(self, on_accept: Callable[[Record[Any]], None], *, keep: bool) -> ReplayLog[Any]:
+        """An empty log, counted here until `forget`."""
+        log: ReplayLog[Any] = ReplayLog(on_accept, keep=keep, bounds=self._bounds, on_grow=self._grew)
+        self._live[id(log)] = log
+        return log
+
+    def ended(self, log: ReplayLog[Any], until: float) -> None:
+        """Its stream has ended; it is kept for replay `until` then, or until room is needed."""
+        del self._live[id(log)]
+        self._ended[id(log)] = (log, until)
+
+    def read(self, log: ReplayLog[Any]) -> None:
+        """Somebody reads `log`: among the ended ones it goes last now."""
+        if id(log) in self._ended:
+            self._ended[id(log)] = self._ended.pop(id(log))
+
+    def forget(self, log: ReplayLog[Any]) -> None:
+        """Drop all of `log`. Repeatable."""
+        self._live.pop(id(log), None)
+        self._ended.pop(id(log), None)
+        log.clear()
+
+    @property
+    def has_room(self) -> bool:
+        """One more stream may begin."""
+        return self.bytes < self.total_bytes
+
+    def _make_room(self) -> None:
+        """Evict, in order, until the total holds or nothing may go."""
+        now = self._clock()
+        ended = sorted(self._ended.values(), key=lambda kept: kept[1] > now)  # stable: least recently read first
+        for log, _ in ended:
+            if self.has_room:
+                return
+            self.evicted_records += log.statistics().held
+            self.forget(log)
+        for log in sorted(self._live.values(), key=lambda log: log.bytes, reverse=True):
+            while not self.has_room and (dropped := log.drop_oldest()):
+                self.evicted_records += dropped
+
+    def _grew(self, change: int) -> None:
+        self.bytes += change
+        if change > 0 and not self.has_room:
+            self._make_room()
