@@ -31,11 +31,23 @@ def last_token(deadline: Deadline, now: float) -> None:
 
 
 def stall(deadline: Deadline, now: float) -> None:
-    deadline.stall(now, stalled=True)
+    deadline.hold(now, stalled=True, paused=False)
 
 
 def unstall(deadline: Deadline, now: float) -> None:
-    deadline.stall(now, stalled=False)
+    deadline.hold(now, stalled=False, paused=False)
+
+
+def pause(deadline: Deadline, now: float) -> None:
+    deadline.hold(now, stalled=False, paused=True)
+
+
+def leave(deadline: Deadline, now: float) -> None:
+    deadline.left(now, 15)
+
+
+def come_back(deadline: Deadline, now: float) -> None:
+    deadline.returned()
 
 
 # What happens (after how many seconds), then when the deadline passes, and under which name.
@@ -52,6 +64,14 @@ SCENARIOS: list[tuple[list[tuple[float, Move]], float, str]] = [
     ([(9, slot), (12, token), (14, unstall)], 17, "idle_timeout"),  # there was no stall to end
     ([(9, stall)], 10, "queue_timeout"),  # only decode can stall
     ([(9, slot), (10, stall)], 29, "prefill_timeout"),
+    ([(9, slot), (10, pause)], 100, "total_timeout"),  # a paused prefill is nobody's silence
+    ([(9, slot), (10, pause), (50, unstall)], 70, "prefill_timeout"),
+    ([(9, slot), (12, token), (13, pause), (60, unstall)], 65, "idle_timeout"),
+    ([(5, pause)], 10, "queue_timeout"),  # who waits holds nothing that a pause could hold
+    ([(9, slot), (12, token), (13, pause), (13, leave)], 28, "grace"),
+    ([(9, slot), (12, token), (13, leave)], 17, "idle_timeout"),  # one that goes on can still go silent
+    ([(9, slot), (12, token), (13, pause), (13, leave), (20, come_back)], 100, "total_timeout"),
+    ([(9, slot), (12, token), (92, pause), (92, leave)], 100, "total_timeout"),
     ([(9, slot), (12, token), (97, token)], 100, "total_timeout"),
     ([(9, slot), (12, token), (95, token)], 100, "total_timeout"),  # both at once: total has the last word
 ]
@@ -99,7 +119,11 @@ SPANS = st.floats(0, 1e4)
 
 @given(
     st.builds(Timeouts, queue_s=SPANS, prefill_s=SPANS, idle_s=SPANS, total_s=SPANS),
-    st.lists(st.tuples(st.floats(0, 1e3), st.sampled_from([slot, token, last_token, stall, unstall]))),
+    st.lists(
+        st.tuples(
+            st.floats(0, 1e3), st.sampled_from([slot, token, last_token, stall, unstall, pause, leave, come_back])
+        )
+    ),
 )
 def test_it_never_passes_after_total_and_its_code_says_why(
     timeouts: Timeouts, events: list[tuple[float, Move]]
@@ -115,4 +139,4 @@ def test_it_never_passes_after_total_and_its_code_says_why(
         event(deadline, now)
         assert deadline.at <= START + timeouts.total_s
         assert (deadline.code == "total_timeout") == (deadline.at == deadline.total_at)
-        assert not deadline.suspended or deadline.phase is Phase.DECODE
+        assert not deadline.suspended or deadline.phase is not Phase.QUEUE

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tokenflow.core.replay import Cursor, Record, ReplayLog
+from tokenflow.core.replay import RECORD_BYTES, Bounds, Cursor, Record, ReplayLog
+from tokenflow.errors import ResumeWindowLost
 
 
 class ReplayMachine(RuleBasedStateMachine):
@@ -40,7 +43,7 @@ class ReplayMachine(RuleBasedStateMachine):
         else:
             n = self.log.append(event, source, events)
         self.sealed = last
-        self.all.append(Record(n, event, source, events))
+        self.all.append(Record(n, event, source, events, RECORD_BYTES))
         assert all(woken == [n] for _, woken in self.readers)
 
     @precondition(lambda self: self.sealed)
@@ -61,9 +64,12 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule(beyond=st.integers(1, 3))
     def attach_out_of_range(self, beyond: int) -> None:
-        for after in (self.trimmed - beyond, len(self.all) + beyond):
-            with pytest.raises(ValueError, match=f"n {after} is not held"):
-                self.log.attach(lambda: None, after)
+        with pytest.raises(ValueError, match="lies ahead"):
+            self.log.attach(lambda: None, len(self.all) + beyond)
+        if self.trimmed - beyond >= 0:
+            with pytest.raises(ResumeWindowLost) as caught:
+                self.log.attach(lambda: None, self.trimmed - beyond)
+            assert (caught.value.oldest, caught.value.last) == (self.trimmed + 1, len(self.all))
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data())
@@ -114,6 +120,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def what_every_attached_reader_has_is_dropped_and_nothing_else(self) -> None:
         assert self.log.statistics().held == len(self.all) - self.trimmed
         assert self.log.statistics().readers == len(self.readers)
+        assert self.log.bytes == RECORD_BYTES * (len(self.all) - self.trimmed)
 
 
 TestReplay = ReplayMachine.TestCase
@@ -128,7 +135,7 @@ def test_without_a_reader_nothing_is_accepted() -> None:
     cursor = log.attach(lambda: None)
     cursor.detach()
     assert credited == []
-    assert log.attach(lambda: None).peek() == [Record(n, e, 0, 1) for n, e in enumerate("abc", 1)]
+    assert log.attach(lambda: None).peek() == [Record(n, e, 0, 1, RECORD_BYTES) for n, e in enumerate("abc", 1)]
 
 
 def test_a_reader_that_attaches_ahead_paces_at_once() -> None:
@@ -189,5 +196,66 @@ def test_a_reader_that_has_left_reads_on_only_while_its_records_are_there() -> N
     log.append("a")
     assert [record.event for record in left.peek()] == ["a"]
     other.ack(1)
-    with pytest.raises(RuntimeError, match="the reader at 0 has left"):
+    with pytest.raises(ResumeWindowLost):
         left.peek()
+
+
+# --- kept logs --------------------------------------------------------------------------------------------------------
+
+
+def kept(bounds: Bounds | None = None, **more: Any) -> ReplayLog[str]:
+    return ReplayLog(lambda record: None, keep=True, bounds=bounds, **more)
+
+
+def test_a_kept_log_holds_what_everybody_has() -> None:
+    log = kept()
+    reader = log.attach(lambda: None)
+    for event in "abc":
+        log.append(event)
+    reader.ack(3)
+    reader.detach()
+    assert [record.event for record in log.attach(lambda: None).peek()] == ["a", "b", "c"]
+    assert [record.event for record in log.attach(lambda: None, after=2).peek()] == ["c"]
+
+
+@pytest.mark.parametrize("bounds", [Bounds(records=80), Bounds(bytes=80 * (RECORD_BYTES + 10))])
+def test_a_kept_log_keeps_its_bound_and_tells_who_falls_out(bounds: Bounds) -> None:
+    changes: list[int] = []
+    log = kept(bounds, on_grow=changes.append)
+    fast, slow = log.attach(lambda: None), log.attach(lambda: None)
+    for i in range(1000):
+        fast.ack(log.append(str(i), size=10))
+        held = log.statistics()
+        assert held.held <= 80 and held.bytes == held.held * (RECORD_BYTES + 10) == sum(changes)
+    assert log.oldest > 900, "it holds nearly as much as it may"
+    with pytest.raises(ResumeWindowLost) as caught:
+        slow.peek()
+    assert (caught.value.oldest, caught.value.last, caught.value.state) == (log.oldest, 1000, "live")
+    assert fast.peek() == []
+    log.clear()
+    assert log.bytes == sum(changes) == 0
+
+
+def test_what_the_fastest_reader_lacks_is_never_dropped() -> None:
+    log = kept(Bounds(records=8))
+    reader = log.attach(lambda: None)
+    for i in range(100):
+        log.append(str(i))
+    assert [record.event for record in reader.peek()] == [str(i) for i in range(100)]
+
+
+def test_running_on_accepts_while_nobody_reads_and_waits_for_who_comes_back() -> None:
+    credited: list[int] = []
+    log: ReplayLog[str] = ReplayLog(lambda record: credited.append(record.n), keep=True)
+    log.run_on = True
+    for i in range(10):
+        log.append(str(i))
+    assert credited == list(range(1, 11))
+    reader = log.attach(lambda: None, after=4)
+    assert log.behind
+    log.append("more")
+    assert len(credited) == 10, "somebody reads now, and has not come that far"
+    reader.ack(10)
+    assert not log.behind
+    reader.ack(11)
+    assert credited[-1] == 11

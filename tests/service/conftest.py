@@ -12,7 +12,7 @@ from tokenflow_synthetic.config import SyntheticConfig
 from tokenflow_synthetic.engine import SyntheticEngine, open_in_task
 
 from tokenflow.api import EnginePlugin, LifecycleEvent, SinkPlugin
-from tokenflow.config.model import Config, LimitsConfig, ServerConfig, StreamConfig, TimeoutsConfig
+from tokenflow.config.model import Config, LimitsConfig, ReplayConfig, ServerConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.lifecycle import Ended
 from tokenflow.core.types import Delta, GenerationRequest, TextPrompt
 from tokenflow.engines.host import EngineHost
@@ -87,6 +87,7 @@ async def open_rig(
     limits: dict[str, Any] | None = None,
     stream: dict[str, Any] | None = None,
     server: dict[str, Any] | None = None,
+    replay: dict[str, Any] | None = None,
     open_engine: Any = None,
     **engine: Any,
 ) -> AsyncIterator[Rig]:
@@ -96,6 +97,7 @@ async def open_rig(
         timeouts=TimeoutsConfig(**timeouts or {}),
         limits=LimitsConfig(**limits or {}),
         stream=StreamConfig(**stream or {}),
+        replay=ReplayConfig(**replay or {}),
     )
     options = SyntheticConfig(**{"directives": True} | engine)
     plugin = EnginePlugin(

@@ -142,6 +142,11 @@ class GenerationRequest:
     attendance: Attendance = field(default_factory=Attendance)
     idempotency_key: str | None = None
 
+    @property
+    def choices(self) -> int:
+        """How many sequences it asks for."""
+        return len(self.prompts) * self.n
+
 
 # --- up: what comes of it -------------------------------------------------------------------------------------------
 

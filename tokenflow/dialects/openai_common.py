@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tokenflow.core.types import GenerationRequest, Prompt, Sampling
-from tokenflow.dialects.fields import Fields, as_number, as_text, wrong_type
+from tokenflow.core.types import Attendance, GenerationRequest, OnDisconnect, Prompt, Sampling
+from tokenflow.dialects.fields import Fields, as_number, as_text, shown, wrong_type
 from tokenflow.errors import InvalidRequest
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -22,6 +22,8 @@ TIMEOUT_KEYS = {
     "total_timeout_s": "total_s",
 }
 """A request's names (and the configuration's) to those of `core.types.Timeouts`."""
+
+ON_DISCONNECT: dict[str, OnDisconnect] = {"cancel": "cancel", "pause": "pause", "continue": "continue"}
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
@@ -36,6 +38,7 @@ def generation_request(
     """
     asked = fields.boolean("stream")
     streaming = bool(asked) if stream is None else stream
+    include_usage, attending = _stream_options(fields, streaming)
     return GenerationRequest(
         model=fields.text("model") or "",
         prompts=prompts,
@@ -46,10 +49,11 @@ def generation_request(
         logprobs=logprobs,
         ignore_eos=fields.boolean("ignore_eos") or False,
         stream=streaming,
-        include_usage=_include_usage(fields, streaming),
+        include_usage=include_usage,
         coalesce_ms=fields.integer("coalesce_ms", least=0),
         timeouts=_timeouts(fields),
         user=fields.text("user"),
+        attendance=attending,
     )
 
 
@@ -107,13 +111,26 @@ def _stop_string(value: object, path: str) -> str:
     return text
 
 
-def _include_usage(fields: Fields, streaming: bool) -> bool:
+def _stream_options(fields: Fields, streaming: bool) -> tuple[bool, Attendance]:
     options = fields.object("stream_options")
     if options is None:
-        return False
+        return False, Attendance()
     if not streaming:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
-    return options.boolean("include_usage") or False
+    return options.boolean("include_usage") or False, attendance(options, "cancel")
+
+
+def attendance(options: Fields, default: OnDisconnect) -> Attendance:
+    """`on_disconnect`, `grace_s` and `retention_s`, wherever a dialect has them."""
+    choice = options.text("on_disconnect") or default
+    if choice not in ON_DISCONNECT:
+        path = options.path("on_disconnect")
+        raise InvalidRequest(f"'{path}' is one of {', '.join(ON_DISCONNECT)}, not {shown(choice)}.", param=path)
+    return Attendance(
+        on_disconnect=ON_DISCONNECT[choice],
+        grace_s=options.number("grace_s", least=0),
+        retention_s=options.number("retention_s", least=0),
+    )
 
 
 def _timeouts(fields: Fields) -> Mapping[str, float]:

@@ -150,13 +150,17 @@ class StreamEncoder:
             usage: of the whole request.
             event_id: the record's id, where ids are on.
         """
+        return _with_id([self._finish(reasons, usage), DONE], event_id)
+
+    def _finish(self, reasons: Sequence[FinishReason], usage: Usage) -> bytes:
+        """The finish chunks, and the usage chunk where it was asked for."""
         frames = [
             self._head + self._finish_open(i) + b'"' + reason.encode() + b'"}' + self._tail
             for i, reason in enumerate(reasons)
         ]
         if self._include_usage:
             frames.append(self._head + b'],"usage":' + dumps(usage_object(usage)) + b"}\n\n")
-        return _with_id([*frames, DONE], event_id)
+        return b"".join(frames)
 
     def failure(self, error: TokenflowError, *, event_id: str | None = None) -> bytes:
         """The end that did not: an error event, `[DONE]`."""

@@ -12,7 +12,7 @@ from tokenflow.errors import TokenflowError
 from tokenflow.http.answers import http_refusal, refusal
 from tokenflow.http.auth import authenticate
 from tokenflow.http.connection import Connection
-from tokenflow.http.routes import debug, generation, models, probes, tokens
+from tokenflow.http.routes import debug, generation, models, probes, streams, tokens
 from tokenflow.service.service import Service
 
 log = logging.getLogger("tokenflow.http")
@@ -37,7 +37,7 @@ def create_app(service: Service) -> QuartTrio:
     app.register_error_handler(TokenflowError, _refuse)
     app.register_error_handler(HTTPException, http_refusal)
     app.register_error_handler(Exception, _fault)
-    for routes in (generation, models, tokens, probes, debug):
+    for routes in (generation, streams, models, tokens, probes, debug):
         routes.register(app, service)
     return app
 

@@ -8,14 +8,14 @@ write; silence is filled with heartbeats, which touch no deadline of the stream.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import trio
 from quart.wrappers.response import ResponseBody
 
 from tokenflow.core.replay import Record
 from tokenflow.core.types import Delta, FinishReason, Usage
-from tokenflow.errors import TokenflowError
+from tokenflow.errors import ResumeWindowLost, TokenflowError
 from tokenflow.service.records import Ended, StreamEvent
 from tokenflow.service.stream import StreamReader
 
@@ -27,23 +27,20 @@ HEADERS = {
 
 
 class Encoder(Protocol):
-    """What a dialect offers for a stream."""
+    """What a dialect offers for a stream. `event_id`, where ids are on, is the record's."""
 
     def start(self) -> bytes: ...
-    def delta(self, index: int, delta: Delta) -> bytes: ...
-    def end(self, reasons: tuple[FinishReason, ...], usage: Usage) -> bytes: ...
-    def failure(self, error: TokenflowError) -> bytes: ...
-    def ping(self) -> bytes: ...
+    def delta(self, index: int, delta: Delta, *, event_id: str | None = None) -> bytes: ...
+    def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes: ...
+    def failure(self, error: TokenflowError, *, event_id: str | None = None) -> bytes: ...
+    def ping(self, *, ids: bool = False) -> bytes: ...
 
 
-def encode(encoder: Encoder, record: Record[StreamEvent]) -> bytes:
-    """One record in a dialect."""
-    event = record.event
-    if isinstance(event, Delta):
-        return encoder.delta(record.source, event)
-    if isinstance(event, Ended):
-        return encoder.end(event.reasons, event.usage)
-    return encoder.failure(event.error)
+@runtime_checkable
+class Opening(Protocol):
+    """A dialect whose stream opens with a frame that only says its id."""
+
+    def open(self) -> bytes: ...
 
 
 class EventBody(ResponseBody):
@@ -53,13 +50,17 @@ class EventBody(ResponseBody):
         reader: where the records come from; whoever opened it closes it.
         encoder: the dialect.
         heartbeat_s: the longest silence on this connection.
+        event_id: the stream's id, where events carry one; None where they do not.
     """
 
-    def __init__(self, reader: StreamReader, encoder: Encoder, heartbeat_s: float) -> None:
+    def __init__(
+        self, reader: StreamReader, encoder: Encoder, heartbeat_s: float, *, event_id: str | None = None
+    ) -> None:
         self._reader = reader
         self._encoder = encoder
         self._heartbeat_s = heartbeat_s
-        self._started = False
+        self._event_id = event_id
+        self._started = self._lost = False
         self._handed_on = 0
 
     async def __aenter__(self) -> EventBody:
@@ -76,14 +77,36 @@ class EventBody(ResponseBody):
     async def __anext__(self) -> bytes:
         if not self._started:
             self._started = True
-            return self._encoder.start()  # also where it is empty: the headers go out with it
+            return self._start()  # also where it is empty: the headers go out with it
+        if self._lost:
+            raise StopAsyncIteration
         if self._handed_on:
             self._reader.ack(self._handed_on)
             self._handed_on = 0
         with trio.move_on_after(self._heartbeat_s):
-            records = await self._reader.read()
+            try:
+                records = await self._reader.read()
+            except ResumeWindowLost as exc:  # too slow for what the log may hold: told by name, and that was all
+                self._lost = True
+                return self._encoder.failure(exc)
             if not records:
                 raise StopAsyncIteration
             self._handed_on = records[-1].n
-            return b"".join([encode(self._encoder, record) for record in records])
-        return self._encoder.ping()
+            return b"".join([self._encode(record) for record in records])
+        return self._encoder.ping(ids=self._event_id is not None)
+
+    def _start(self) -> bytes:
+        if self._reader.n:
+            return b""  # it comes back: its first event is the one after its last
+        if self._event_id is not None and isinstance(self._encoder, Opening):
+            return self._encoder.open()
+        return self._encoder.start()
+
+    def _encode(self, record: Record[StreamEvent]) -> bytes:
+        event = record.event
+        id = None if self._event_id is None else f"{self._event_id}:{record.n}"
+        if isinstance(event, Delta):
+            return self._encoder.delta(record.source, event, event_id=id)
+        if isinstance(event, Ended):
+            return self._encoder.end(event.reasons, event.usage, event_id=id)
+        return self._encoder.failure(event.error, event_id=id)

@@ -146,7 +146,7 @@ class Service:
             id=id, model=model.id, engine=model.host.plugin.name, key=key, route=route, stream=request.stream
         )
         stream = Stream(
-            identity, model.host, plan.sequences, model.admission, plan.settings, self._logs, self.feeds.emit
+            identity, request, model.host, plan.sequences, model.admission, plan.settings, self._logs, self.feeds.emit
         )
         reader = stream.attach()
         self._streams[id] = self.last_stream = stream

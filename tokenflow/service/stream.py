@@ -11,6 +11,7 @@ Events arrive outside the stream's own task (the step loop hands them out), so w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,8 @@ from tokenflow.core.deadlines import Deadline
 from tokenflow.core.logstore import LogStore
 from tokenflow.core.replay import Record, ReplayLog
 from tokenflow.core.states import Phase
-from tokenflow.core.types import Attendance, Timeouts
+from tokenflow.core.types import Attendance, GenerationRequest, Timeouts
+from tokenflow.dialects.streams import StreamState
 from tokenflow.engines.host import EngineHost
 from tokenflow.errors import (
     Draining,
@@ -60,6 +62,7 @@ class Stream:
 
     Args:
         identity: who and what.
+        asked: what the client asked for.
         host: where its engine is.
         sequences: one per choice.
         admission: where its slots come from.
@@ -74,6 +77,7 @@ class Stream:
     def __init__(
         self,
         identity: StreamIdentity,
+        asked: GenerationRequest,
         host: EngineHost,
         sequences: tuple[SequenceRequest, ...],
         admission: Admission,
@@ -82,6 +86,9 @@ class Stream:
         emit: Emit,
     ) -> None:
         self.identity = identity
+        self.asked = asked
+        self.created = int(time.time())
+        """Unix seconds."""
         self._host = host
         self._sequences = sequences
         self._slots_held = trio.Event()
@@ -101,6 +108,8 @@ class Stream:
         self._held_by_client = False  # paused through the API
         self._reasons: list[FinishReason | None] = [None] * len(sequences)
         self._untold = [0] * len(sequences)  # tokens whose text is held: they count with the next delta
+        self._ended_as = Outcome("stop", "engine")  # until it has ended
+        self._admitted_at = now
         self._cancel: Outcome | None = None
         self._cancel_error: TokenflowError | None = None
 
@@ -114,9 +123,23 @@ class Stream:
         return self.phase is not Phase.DONE or None not in self._reasons
 
     @property
-    def head(self) -> int:
-        """n of the newest record."""
-        return self._log.head
+    def state(self) -> StreamState:
+        """What it is doing, for who asks."""
+        return StreamState(
+            id=self.identity.id,
+            model=self.identity.model,
+            created=self.created,
+            phase=self.phase.value,
+            paused=self.paused and self.phase is not Phase.DONE,
+            readers=len(self._readers),
+            first_n=self._log.oldest,
+            last_n=self._log.head,
+            on_disconnect=self.attendance.on_disconnect,
+            finish_reasons=tuple(self._reasons),
+            error=self._ended_as.code,
+            usage=self._account.usage,
+            age_s=trio.current_time() - self._admitted_at,
+        )
 
     @property
     def holds_slots(self) -> bool:
@@ -213,7 +236,7 @@ class Stream:
         finally:
             released_at = trio.current_time()
             self._ticket.leave()
-            outcome, end = self._end(failure)
+            self._ended_as, end = self._end(failure)
             phase = self._deadline.done()
             self._log.seal(end)
             until = self.attendance.retention_s or 0.0
@@ -222,7 +245,7 @@ class Stream:
                 await self._unread.wait()  # the tail may still be being read; the transport bounds how slowly
             finally:
                 dropped = sum(send.dropped for send in self._sends)
-                self._account.close(outcome, phase, released_at, dropped)
+                self._account.close(self._ended_as, phase, released_at, dropped)
 
     async def keep(self) -> None:
         """Wait for as long as its log can still be replayed, then forget it."""
@@ -364,6 +387,11 @@ class StreamReader:
         """Everything up to `n` has been taken by whoever this reads for (over HTTP: by the kernel)."""
         self._cursor.ack(n)
         self.stream.moved()
+
+    @property
+    def n(self) -> int:
+        """Everything up to this record is taken."""
+        return self._cursor.n
 
     @property
     def at_end(self) -> bool:
