@@ -1,0 +1,32 @@
+"""Whom the loop interrupts a step for, again and again: who is alone in it costs nobody anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tokenflow.api import SequenceRequest, StepLoop, serving
+from tokenflow.testing.fakes import company
+from tokenflow.testing.steppers import GatedStepper
+
+
+async def test_who_prefills_alone_is_interrupted_each_time(
+    ask: Callable[..., SequenceRequest], pin: Callable[[bool], None], autojump_clock: MockClock
+) -> None:
+    """One after the other leaves in its first step. Waiting for such a step could take longer than the grace."""
+    stepper = GatedStepper(slots=1)
+    loop = StepLoop(stepper)
+    loop.on_busy = pin
+    async with serving(loop), company(loop) as group:
+        for count in range(1, 5):
+            victim = group.start(ask(prompt=1000))
+            await trio.to_thread.run_sync(stepper.entered.acquire)
+            await victim.wait_started()
+            victim.scope.cancel()
+            await wait_all_tasks_blocked()
+            assert len(stepper.interrupts) == count
+            stepper.gate.release()  # what `interrupt` does to a real one
+            await victim.returned.wait()
+        assert loop.steps == 4
