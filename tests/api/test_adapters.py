@@ -101,6 +101,21 @@ async def test_it_is_closed_at_a_cancel(letters: tuple[Letters, Engine], ask: As
         assert (await engine.stats()).slots_used == 0
 
 
+async def test_an_item_that_a_cancel_overtakes_is_counted(ask: Ask) -> None:
+    async def say(prompt: str, request: SequenceRequest) -> AsyncIterator[str]:
+        yield "a"
+        victim.scope.cancel()
+        yield "b"
+        raise AssertionError("it goes on")
+
+    victim = Recorder()
+    engine = engine_from_generator(say, info=INFO)
+    await victim.play(engine, ask())
+    assert victim.scope.cancelled_caught
+    assert (victim.text, victim.send.dropped) == ("a", 1)
+    assert (await engine.stats()).generated_tokens == 2
+
+
 async def test_what_it_raises_ends_it_alone(ask: Ask) -> None:
     async def fail(prompt: str, request: SequenceRequest) -> AsyncIterator[str]:
         yield "a"
