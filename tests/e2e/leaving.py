@@ -150,9 +150,9 @@ class Watched:
 
     async def page(self, until: Callable[[dict[str, Any]], bool] = lambda page: True) -> dict[str, Any]:
         """What the witness saw; asked again and again until it is as wanted."""
-        async with self.connect() as client:
-            with trio.fail_after(PATIENCE_S):
-                while True:
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                async with self.connect() as client:  # each on its own: servers end a connection that asks for ever
                     await client.send("page", "GET", "/metrics")
                     if until(page := await client.answer()):
                         return page

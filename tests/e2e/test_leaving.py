@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
@@ -113,6 +114,35 @@ async def test_200_clients_leave(
     used: Used, phase: str, streaming: bool, share: Callable[[int], int], report: Callable[[Any], None]
 ) -> None:
     await leave_often(used, phase, streaming, share(200), report)
+
+
+@pytest.mark.parametrize("phase", ["queue", "decode"])
+async def test_a_client_leaves_beside_a_long_prefill(tmp_path: Path, phase: str, report: Callable[[Any], None]) -> None:
+    """Somebody else's prompt makes steps long; who leaves has no slot yet, or decodes. The other one is served on."""
+    with serving_watched(tmp_path, "llamacpp", "slots = 2\ncontext_length = 4096\nprefix_cache = false\n") as watched:
+        released = [await leave_beside(watched, phase, how) for how in WAYS]
+        report({"test": "leaving beside a prefill", "phase": phase, "release_ms": in_ms(released)})
+    assert max(released) <= RELEASE_S
+
+
+async def leave_beside(watched: Watched, phase: str, how: str) -> float:
+    before = (await watched.page())["added"]
+    async with watched.connect() as hog, watched.connect() as victim:
+        if phase == "decode":
+            await victim.complete("victim", LONG | {"stream": True})
+            await victim.head()
+            await victim.read(1)
+        await hog.complete("hog", {"prompt": long_prompt(Random(how)), "max_tokens": 1, "stream": True})
+        await watched.page(lambda page: page["added"] == before + 1 + (phase == "decode"))
+        if phase == "queue":
+            await victim.complete("victim", LONG | {"stream": True})
+            await victim.head()
+        left = victim.leave(how)
+        record = await watched.ledger.next("victim")
+        assert (record["reason"], record["phase"]) == ("disconnected", phase), record
+        assert (await watched.page())["gauges"]["active"] == 1, "the hog goes on"
+    await watched.ledger.next("hog")
+    return record_time(record) - left.wall
 
 
 @pytest.fixture

@@ -151,12 +151,16 @@ class Stepper(Protocol):
     def interrupt(self, seq: Sequence | None) -> None:
         """From any thread, at any time: end a long step early, with every sequence as it was before it.
 
-        `seq` is the one that is leaving; None: everybody is. Doing nothing is allowed. It is asked only for sequences
-        that have no token yet; and, where somebody in the step stays, never twice without a whole step between.
+        `seq` is the one that is leaving; None: everybody is. Doing nothing is allowed. It is asked at once where `seq`
+        prefills in this step, otherwise only once the step has shown to be long; and, where somebody in the step stays,
+        never twice without a whole step between.
         """
 
 
 Pace = Callable[["StepLoop"], Awaitable[None]]
+
+SHORT_STEP_S = 0.05
+"""Who leaves waits this long for the end of a step that it does not prefill in; then the step is interrupted."""
 
 
 class StepLoop:
@@ -207,9 +211,10 @@ class StepLoop:
         except BaseException:
             seq.cancelled = True
             self._post("cancel", seq)
-            self._interrupt(seq)
+            if not seq.generated and seq in self._running:
+                self._interrupt(seq)
             with trio.move_on_after(self.grace_s, shield=True):
-                await seq.released.wait()
+                await self._wait_released(seq)
             if not seq.released.is_set():
                 raise EngineStuck(
                     f"The engine did not let a cancelled sequence go within {self.grace_s:g} s; its step has taken "
@@ -247,11 +252,20 @@ class StepLoop:
         if seq.state is SequenceState.PARKED and seq.emitted < limit:
             self._post("wake", seq)
 
+    async def _wait_released(self, seq: Sequence) -> None:
+        """Wait for the slot of a cancelled sequence.
+
+        It may be one that has no part in the step, or not even a slot: commands are applied between steps, and the
+        step may be the prefill of somebody else's long prompt.
+        """
+        with trio.move_on_after(SHORT_STEP_S):
+            await seq.released.wait()
+        if not seq.released.is_set():
+            self._interrupt(seq)
+            await seq.released.wait()
+
     def _interrupt(self, seq: Sequence) -> None:
-        running = self._running
-        if seq.generated or seq not in running:
-            return  # a decoding step is short
-        if self._interrupted and not all(other.cancelled for other in running):
+        if self._interrupted and not all(other.cancelled for other in self._running):
             return  # those who stay must not be thrown back for ever
         self._interrupted = True
         with suppress(Exception):  # a faulty hint must not skip the wait for the slot

@@ -128,6 +128,19 @@ def test_an_interrupted_prompt_can_go_on_too(table: Table) -> None:
     assert played.text == straight.text
 
 
+def test_a_step_that_was_lost_is_followed_by_a_short_one(table: Table) -> None:
+    """Nobody may interrupt it, so who leaves during it waits for its end."""
+    other, victim = table.start(table.tokens(LONG)), table.start(table.tokens(LONG))
+    victim.seq.cancelled = True
+    table.step(other, victim, interrupt=victim)
+    assert other.seq.data.slot.tokens == []
+    done = []
+    for _ in range(2):
+        table.step(other)
+        done.append(len(other.seq.data.slot.tokens))
+    assert done == [CONFIG.prefill_chunk, CONFIG.prefill_chunk + CONFIG.batch]
+
+
 def test_a_stale_interrupt_costs_nothing(table: Table) -> None:
     """It came when the step that it was meant for had ended."""
     played = table.start(chat("Hello"))

@@ -16,6 +16,7 @@ from math import exp, inf, isfinite, log
 from typing import Any
 
 from tokenflow.api import InvalidRequest, SequenceRequest, TokenLogprob
+from tokenflow_llamacpp.compat import add_penalties
 from tokenflow_llamacpp.vocabulary import Vocabulary
 
 PENALTY_WINDOW = 64
@@ -58,7 +59,7 @@ class Samplers:
         if biases:
             chain.add_logit_bias(self._vocabulary.size, biases)
         if penalties != (1.0, 0.0, 0.0):
-            chain.add_penalties(PENALTY_WINDOW, *penalties)
+            add_penalties(chain, self._vocabulary.size, PENALTY_WINDOW, penalties)
         if greedy:
             chain.add_greedy()
         else:

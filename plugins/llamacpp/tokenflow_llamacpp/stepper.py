@@ -10,6 +10,8 @@ nowhere else.
   leaves some of its tokens in the cache: every row is set back to where it was, and the next step does it again. The
   flag may come at any moment, also between two steps. So a step first clears it, then leaves out who is cancelled:
   `cancelled` is written before the flag, so a flag that was cleared unseen has already had its effect.
+* A step that somebody who stays has lost is followed by one of `prefill_chunk` tokens: the loop interrupts no two in a
+  row, and who leaves during the second must not wait for a whole batch.
 * Recurrent and hybrid models cannot be set back, so they are not interrupted, and have no prefix cache.
 """
 
@@ -62,6 +64,7 @@ class LlamaStepper:
         self._config = config
         self._context: Any = None
         self._everybody_leaves = False
+        self._was_cut = False
         self.info: EngineInfo
         self.vocabulary: Vocabulary
         self.slots: Slots
@@ -137,12 +140,14 @@ class LlamaStepper:
         except InterruptedError:
             self.interrupted += 1
             self._everybody_leaves = False
+            self._was_cut = any(not seq.cancelled for seq, _, _ in rows)
             return self._set_back(rows)
         except ValueError as exc:
             return self._set_back(rows) or self._no_room(rows, exc)
         except RuntimeError as exc:
             self.slots.wipe_all()  # nothing is known about the cache any more
             raise EngineError(f"llama.cpp failed to decode: {exc}.") from exc
+        self._was_cut = False
         return self._draw_all(rows)
 
     def _fill(self, run: list[Sequence]) -> list[Row]:
@@ -159,7 +164,7 @@ class LlamaStepper:
             add(job.todo[0], len(job.slot.tokens), job.slot.ids, True)
             rows.append((seq, 1, len(rows)))
         room = self._loaded.batch_tokens - len(rows)
-        if rows:
+        if rows or self._was_cut:
             room = min(room, self._config.prefill_chunk)
         for seq in prefilling:
             if room <= 0:

@@ -64,17 +64,19 @@ class Events(Kit):
         order: list[int] = []
         async with company(engine) as group:
             held = await self.hold_slots(engine, group, engine.info.slots)
+            queue: list[Recorder] = []
             for n in range(4):
 
                 def note(event: object, n: int = n) -> None:
                     if isinstance(event, Started):
                         order.append(n)
 
-                group.start(await self.request(engine), Recorder(on_event=note))
+                queue.append(group.start(await self.request(engine), Recorder(on_event=note)))
                 await eventually(lambda n=n: self._waiting(engine, n + 1))  # type: ignore[misc]
             assert order == []
             held[0].scope.cancel()
-            await eventually(lambda: self._waiting(engine, 0))
+            for recorder in queue:
+                await recorder.returned.wait()
         assert order == [0, 1, 2, 3]
 
     async def _waiting(self, engine: Engine, n: int) -> bool:

@@ -1,0 +1,58 @@
+"""Whom the loop interrupts a step for: again and again for who is alone in it, and for others once it has got long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tokenflow.api import SequenceRequest, StepLoop, serving
+from tokenflow.api.loop import SHORT_STEP_S
+from tokenflow.testing.fakes import company
+from tokenflow.testing.steppers import GatedStepper
+
+
+async def test_who_prefills_alone_is_interrupted_each_time(
+    ask: Callable[..., SequenceRequest], pin: Callable[[bool], None], autojump_clock: MockClock
+) -> None:
+    """One after the other leaves in its first step. Waiting for such a step could take longer than the grace."""
+    stepper = GatedStepper(slots=1)
+    loop = StepLoop(stepper)
+    loop.on_busy = pin
+    async with serving(loop), company(loop) as group:
+        for count in range(1, 5):
+            victim = group.start(ask(prompt=1000))
+            await trio.to_thread.run_sync(stepper.entered.acquire)
+            await victim.wait_started()
+            victim.scope.cancel()
+            await wait_all_tasks_blocked()
+            assert len(stepper.interrupts) == count
+            stepper.gate.release()  # what `interrupt` does to a real one
+            await victim.returned.wait()
+        assert loop.steps == 4
+
+
+async def test_who_has_no_part_in_a_long_step_does_not_wait_for_its_end(
+    ask: Callable[..., SequenceRequest], pin: Callable[[bool], None], autojump_clock: MockClock
+) -> None:
+    """It came during the step, so it has not even a slot; waiting longer than the grace would end the whole engine."""
+    stepper = GatedStepper(slots=2)
+    loop = StepLoop(stepper)
+    loop.on_busy = pin
+    async with serving(loop), company(loop) as group:
+        other = group.start(ask(prompt=1000, max_tokens=1))
+        await trio.to_thread.run_sync(stepper.entered.acquire)
+        victim = group.start(ask(prompt=1000))
+        await wait_all_tasks_blocked()
+        victim.scope.cancel()
+        await wait_all_tasks_blocked()
+        assert stepper.interrupts == [], "most steps are short"
+        autojump_clock.jump(SHORT_STEP_S)
+        await wait_all_tasks_blocked()
+        assert len(stepper.interrupts) == 1
+        stepper.gate.release()
+        await victim.returned.wait()
+        stepper.gate.release(10_000)
+        await other.returned.wait()
+        assert other.tokens == 1
