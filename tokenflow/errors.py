@@ -29,6 +29,8 @@ class TokenflowError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.details: dict[str, int | str | None] = {}
+        """Numbers and names that a program may want beside the message."""
         if code is not None:
             self.code = code
 
@@ -56,7 +58,7 @@ class ContextLengthExceeded(InvalidRequest):
             + (" or max_tokens." if requested is not None else "."),
             param="messages",
         )
-        self.limit, self.prompt, self.requested = limit, prompt, requested
+        self.details = {"limit": limit, "prompt": prompt, "requested": requested}
 
 
 class IdempotencyConflict(InvalidRequest):
@@ -99,7 +101,7 @@ class ResumeWindowLost(TokenflowError):
         state = "finished" if sealed else "live"
         held = f"it holds {oldest} to {last}" if oldest <= last else "it holds none"
         super().__init__(f"Record {asked} has left the replay log; {held}, and the stream is {state}.")
-        self.oldest, self.last, self.state = oldest, last, state
+        self.details = {"oldest": oldest, "last": last, "state": state}
 
 
 class ModelNotFound(NotFound):

@@ -12,11 +12,11 @@ MAX_MESSAGE_CHARS = 4000
 
 
 def envelope(error: TokenflowError) -> dict[str, Any]:
-    """`{"error":{"message","type","param","code"}}`."""
+    """`{"error":{"message","type","param","code"}}`, and beside them what the error counts, where it does."""
     message = error.message
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[:MAX_MESSAGE_CHARS] + "…"
-    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
+    return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code} | error.details}
 
 
 def error_status(error: TokenflowError) -> int:
