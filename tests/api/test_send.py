@@ -153,3 +153,18 @@ async def test_waiting_for_room_with_room_is_no_checkpoint() -> None:
     send, _ = make()
     with assert_no_checkpoints():
         await send.wait_room()
+
+
+def test_what_readers_allow_caps_the_window() -> None:
+    send, _ = make(window=4)
+    limits: list[int] = []
+    send.listen(limits.append)
+    send.allow(1)
+    send.send_nowait(Delta("a"))
+    send.accept(1)
+    assert send.stalled
+    send.allow(9)
+    send.allow(None)
+    assert limits == [4, 1, 5], "a change that changes nothing is not told"
+    send.allow(0)
+    assert send.limit == send.sent == 1, "what was sent was sent"

@@ -136,7 +136,6 @@ async def test_whoever_does_not_count_sets_the_engine_free_but_not_the_other_rea
 ) -> None:
     async with open_rig(context_length=8192) as r:
         stream, counting = await start(nursery, r, 5)
-        await trio.sleep(1)
         free = Takes(stream.attach())
         nursery.start_soon(free.run)
         await trio.sleep(1)

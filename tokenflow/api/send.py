@@ -1,8 +1,9 @@
 """`Send`: a sequence's way into its stream, with credit as one absolute number.
 
 An engine may have sent `limit` deltas with content in all. The reader's progress raises it (`limit = accepted +
-window`); a pause pulls it down to what was sent. An engine that honours `limit` is paced by its reader and needs to
-know nothing else.
+window`); a pause pulls it down to what was sent; a reader that counts what it allows caps it. An engine that honours
+`limit` is paced by its reader and needs to know nothing else.
+`limit` is paced by its reader and needs to know nothing else.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Send(trio.abc.SendChannel[Event]):
         self._on_event = on_event
         self._window = window
         self._accepted = 0
+        self.most: int | None = None
+        """Deltas that readers allow in all, where they count them; see `allow`."""
         self.paused = False
         """No credit at all, by the stream's will."""
         self._listener: Callable[[int], None] | None = None
@@ -34,7 +37,7 @@ class Send(trio.abc.SendChannel[Event]):
         self.sent = 0
         """Deltas sent that became a record, so that a reader must take them: those with text or log-probabilities."""
         self.limit = window
-        """Absolute; falls only on pause."""
+        """Absolute; falls only on pause, and when a reader that allowed more has left."""
         self.dropped = 0
         """Tokens that the engine generated and could not send any more, because it was cancelled."""
 
@@ -103,8 +106,15 @@ class Send(trio.abc.SendChannel[Event]):
         self.paused = False
         self._set_limit()
 
+    def allow(self, most: int | None) -> None:
+        """No more than `most` deltas in all, however far the reader is; None: the window alone counts."""
+        self.most = most
+        self._set_limit()
+
     def _set_limit(self) -> None:
         limit = self.sent if self.paused else self._accepted + self._window
+        if self.most is not None:
+            limit = max(self.sent, min(limit, self.most))
         if limit == self.limit:
             return
         self.limit = limit

@@ -20,6 +20,7 @@ import trio
 
 from tokenflow.api import Delta, Event, Finished, FinishReason, Send, SequenceRequest, Started
 from tokenflow.core.admission import Admission
+from tokenflow.core.credit import Grant, share_out
 from tokenflow.core.deadlines import Deadline
 from tokenflow.core.logstore import LogStore
 from tokenflow.core.replay import Record, ReplayLog
@@ -103,6 +104,7 @@ class Stream:
         share = max(1, settings.window // len(sequences))
         self._sends = [Send(partial(self._on_event, i), window=share) for i in range(len(sequences))]
         self._coalescer = Coalescer(self._append, settings.coalesce_s) if settings.coalesce_s else None
+        self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
         self._held_by_client = False  # paused through the API
@@ -152,14 +154,17 @@ class Stream:
 
     # --- readers ----------------------------------------------------------------------------------------------------
 
-    def attach(self, after: int = 0) -> StreamReader:
+    def attach(self, after: int = 0, *, credit: int | None = None) -> StreamReader:
         """A reader that has everything up to `after`. It must be closed: then the stream may be without readers.
+
+        Args:
+            credit: bind it at once; see `StreamReader.allow`.
 
         Raises:
             ResumeWindowLost: what comes after `after` is not held any more.
             InvalidRequest: `after` lies ahead of the log.
         """
-        reader = StreamReader(self, self._log, after)
+        reader = StreamReader(self, self._log, after, credit)
         self._readers.add(reader)
         self._logs.read(self._log)
         if self._unread.is_set():
@@ -212,6 +217,7 @@ class Stream:
         if self.phase is Phase.DONE:
             return
         self._log.run_on = self.attendance.on_disconnect == "continue"
+        self._grant()
         # One that comes back far behind paces the engine again only once it has caught up.
         frozen = self.paused or self._log.behind
         for send in self._sends:
@@ -219,8 +225,27 @@ class Stream:
                 send.pause()
             else:
                 send.resume()
-        hold = partial(self._deadline.hold, stalled=self._stalled, paused=frozen)
+        starved = self._sends[0].most is not None and self._stalled  # also before the first token
+        hold = partial(self._deadline.hold, stalled=self._stalled, paused=frozen or starved)
         self._move_deadline(hold, trio.current_time())
+
+    def allowed(self) -> None:
+        """A reader has given credit."""
+        self._regulate()
+
+    def _grant(self) -> None:
+        """Where every reader counts what it allows, the one that allows most binds the engine."""
+        if None in (allowed := {reader.allowed for reader in self._readers}) or not allowed:
+            if self._sends[0].most is not None:
+                for send in self._sends:
+                    send.allow(None)
+            return
+        # A delta that waits in the coalescer is at most one record.
+        unlogged = sum(send.sent for send in self._sends) - self._logged
+        budget = max(0, max(n for n in allowed if n is not None) - self._log.head - unlogged)
+        grants = [Grant(send.sent, send.most or 0, not send.closed) for send in self._sends]
+        for send, most in zip(self._sends, share_out(budget, grants), strict=True):
+            send.allow(most)
 
     # --- the stream's task ------------------------------------------------------------------------------------------
 
@@ -317,6 +342,7 @@ class Stream:
                 self._move_deadline(self._deadline.slot_taken, now)
         elif isinstance(event, Finished):
             self._reasons[index] = event.reason
+            self._regrant()
 
     def _on_delta(self, index: int, delta: Delta, now: float) -> None:
         self._account.token(index, delta, now)
@@ -331,7 +357,15 @@ class Stream:
         self._move_deadline(partial(self._deadline.token, stalled=self._stalled), now)
 
     def _append(self, index: int, delta: Delta, events: int) -> None:
+        self._logged += events
         self._log.append(delta, index, events, size=len(delta.text.encode()) + 200 * len(delta.logprobs))
+        if events > 1:
+            self._regrant()
+
+    def _regrant(self) -> None:
+        """Credit has come free: a sequence ended without using all of it, or several deltas became one record."""
+        if self._sends[0].most is not None:
+            self._regulate()
 
     def _accept(self, record: Record[StreamEvent]) -> None:
         """The fastest reader has `record`: its credit goes back to where it came from."""
@@ -361,8 +395,11 @@ class Stream:
 class StreamReader:
     """One reader's place in a stream."""
 
-    def __init__(self, stream: Stream, log: ReplayLog[StreamEvent], after: int) -> None:
+    def __init__(self, stream: Stream, log: ReplayLog[StreamEvent], after: int, credit: int | None) -> None:
         self.stream = stream
+        self.allowed = None if credit is None else after + credit
+        """n of the last delta that it may be given; None: it does not count."""
+        self._given = after
         self._news = trio.Event()
         try:
             self._cursor = log.attach(lambda: self._news.set(), after)
@@ -371,17 +408,40 @@ class StreamReader:
         self.closed = False
 
     async def read(self) -> list[Record[StreamEvent]]:
-        """Wait until there is something after the cursor, and return all of it; the same again until `ack`.
+        """Wait until there is something after the cursor, and return all of it (within the credit); the same again
+        until `ack`.
 
         Returns an empty list once the end has been acknowledged, or the reader closed.
 
         Raises:
             ResumeWindowLost: it was too slow, and what it needs next is not held any more.
         """
-        while not self.closed and not (records := self._cursor.peek()) and not self._cursor.at_end:
+        while not self.closed and not (records := self._within(self._cursor.peek())) and not self._cursor.at_end:
             self._news = trio.Event()
             await self._news.wait()
-        return [] if self.closed else records
+        if self.closed:
+            return []
+        self._given = self._cursor.n + len(records)
+        return records
+
+    def _within(self, records: list[Record[StreamEvent]]) -> list[Record[StreamEvent]]:
+        """What the credit allows of them. The end costs nothing, nor does what is left when it came early."""
+        if self.allowed is None or not self.stream.well:
+            return records
+        room = max(0, self.allowed - self._cursor.n)
+        if room < len(records) and not isinstance(records[room].event, Delta):
+            room += 1
+        return records[:room]
+
+    def allow(self, records: int) -> None:
+        """Credit: `records` more, beyond what was allowed or, the first time, beyond what was given.
+
+        From then on this reader is given no more than it allowed, and where every reader counts like this, no more is
+        generated either. The end is free.
+        """
+        self.allowed = (self._given if self.allowed is None else self.allowed) + records
+        self._news.set()
+        self.stream.allowed()
 
     def ack(self, n: int) -> None:
         """Everything up to `n` has been taken by whoever this reads for (over HTTP: by the kernel)."""
