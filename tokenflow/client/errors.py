@@ -57,6 +57,8 @@ class ServerError(ClientError):
         kind: the envelope's `type`.
         param: the field at fault.
         retry_after_s: when it may be worth asking again.
+
+    `details` has what the server said beside these.
     """
 
     code = "server_error"
@@ -76,9 +78,15 @@ class ServerError(ClientError):
 
 
 class ResumeWindowLost(ServerError):
-    """The next event has left the server's replay log (410): the text has a gap that nobody can fill. Ask anew."""
+    """The next event has left the server's replay log (410): the text has a gap that nobody can fill. Ask anew.
+
+    `details`: the `oldest` and `last` records that are still held, and the stream's `state`.
+    """
 
     code = "resume_window_lost"
+
+
+_ENVELOPE = {"message", "type", "param", "code"}
 
 
 def refusal(status: int, content: bytes, retry_after_s: float | None = None) -> ServerError:
@@ -96,7 +104,7 @@ def from_envelope(error: Any, *, status: int | None = None, retry_after_s: float
     if not isinstance(error, Mapping):
         error = {"message": error if isinstance(error, str) else None}
     code = _text(error.get("code")) or (f"http_{status}" if status is not None else None)
-    return (ResumeWindowLost if code == ResumeWindowLost.code else _of(status))(
+    found = (ResumeWindowLost if code == ResumeWindowLost.code else _of(status))(
         _text(error.get("message")) or "the server reports an error",
         code=code,
         status=status,
@@ -104,6 +112,8 @@ def from_envelope(error: Any, *, status: int | None = None, retry_after_s: float
         param=_text(error.get("param")),
         retry_after_s=retry_after_s,
     )
+    found.details = {name: value for name, value in error.items() if name not in _ENVELOPE}
+    return found
 
 
 def _of(status: int | None) -> type[ServerError]:

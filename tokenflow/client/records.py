@@ -19,6 +19,8 @@ from tokenflow.client.errors import BadAnswer, ServerError, from_envelope
 from tokenflow.core.sse import Event
 
 DONE = "[DONE]"
+HELD_CHARS = 16_777_216
+"""The most that an unfinished record may hold: what bounds the memory against a hostile peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Records:
         self.usage: dict[str, Any] | None = None
         self._texts: dict[int, list[str]] = {}
         self._held: list[str] = []
+        self._held_chars = 0
         self._event_id = ""
 
     @property
@@ -64,7 +67,7 @@ class Records:
 
     def connected(self) -> None:
         """What follows comes from a new connection: half a record from the old one is nothing."""
-        self._held.clear()
+        self._release()
         self._event_id = ""
 
     def take(self, event: Event) -> list[Delta]:
@@ -77,10 +80,9 @@ class Records:
             return []
         n = self._new_n(event.id)
         if n is None and self.numbered and event.data != DONE:
-            self._held.append(event.data)
+            self._hold(event.data)
             return []
-        record = [*self._held, event.data]
-        self._held.clear()
+        record = [*self._release(), event.data]
         if n is not None:
             if n <= self.n:
                 return []
@@ -88,6 +90,16 @@ class Records:
                 raise BadAnswer(f"record {n} came after record {self.n}")
             self.n = n
         return [delta for data in record for delta in self._read(data, numbered=n is not None)]
+
+    def _hold(self, data: str) -> None:
+        self._held.append(data)
+        self._held_chars += len(data)
+        if self._held_chars > HELD_CHARS:
+            raise BadAnswer(f"a record is longer than {HELD_CHARS} characters")
+
+    def _release(self) -> list[str]:
+        held, self._held, self._held_chars = self._held, [], 0
+        return held
 
     def _new_n(self, event_id: str) -> int | None:
         """The number that this event brings; the parser repeats the last id with events that have none."""
