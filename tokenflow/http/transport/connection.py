@@ -43,7 +43,7 @@ _NETWORK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, 
 class CorrectedProtocolWrapper(ProtocolWrapper):
     """Chooses the protocol as Hypercorn does, and replaces HTTP/1.1 by ours."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, pong_s: float) -> None:
         super().__init__(*args)
         if isinstance(self.protocol, H11Protocol):
             self.protocol = CorrectedH11Protocol(
@@ -56,6 +56,7 @@ class CorrectedProtocolWrapper(ProtocolWrapper):
                 self.client,
                 self.server,
                 self.send,
+                pong_s=pong_s,
             )
 
 
@@ -111,6 +112,7 @@ class Connection(TCPServer):
                 parse_socket_addr(self._sock.family, self._sock.getsockname()),
                 self.protocol_send,
                 alpn_protocol,
+                pong_s=self._stall_s,
             )
             await self.protocol.initiate()
             self._set_idle(self._idle)

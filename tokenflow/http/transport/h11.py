@@ -14,10 +14,11 @@ import h11
 import trio
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.events import Response
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.events import Request, Response
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 
 from .asgi import error_body
+from .ws import CorrectedWSStream
 
 HELD_MAX = 64 * 1024
 
@@ -50,8 +51,9 @@ class _PauseInsteadOfParking:
 
 
 class CorrectedH11Protocol(H11Protocol):
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, pong_s: float) -> None:
         super().__init__(*args)
+        self._pong_s = pong_s
         self.can_read = _PauseInsteadOfParking()
         self._parsing = trio.Lock()  # the reader and the task that takes up held bytes
         self._is_head = False
@@ -88,8 +90,37 @@ class CorrectedH11Protocol(H11Protocol):
         if (status := _refusal(request, self.config.h11_max_incomplete_size)) is not None:
             await self._send_error_response(status)
             await self.send(Closed())
+        elif _asks_for_websocket(request):
+            await self._create_websocket(request)
         else:
             await super()._create_stream(request)
+
+    async def _create_websocket(self, request: h11.Request) -> None:
+        assert isinstance(self.connection, h11.Connection)
+        self.stream = CorrectedWSStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+            pong_s=self._pong_s,
+        )
+        self.connection = H11WSConnection(self.connection)
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode(),
+                method="GET",
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
+        self.keep_alive_requests += 1
 
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, Response) and event.status_code >= 200 and self.context.terminated.is_set():
@@ -126,7 +157,16 @@ def _refusal(request: h11.Request, max_header_bytes: int) -> int | None:
         return 400
     if any(name == b"host" and _NOT_IN_HOST.search(value) for name, value in request.headers):
         return 421
+    if any(name.startswith(b"sec-websocket-") and not value.isascii() for name, value in request.headers):
+        return 400  # RFC 6455 section 4.1: tokens; Hypercorn's reader of them knows nothing else
     # h11 looks at the length of what is incomplete, so it lets through headers that arrive in one piece.
     if sum(len(name) + len(value) for name, value in request.headers) > max_header_bytes:
         return 431
     return None
+
+
+def _asks_for_websocket(request: h11.Request) -> bool:
+    connection = b",".join(value for name, value in request.headers if name == b"connection")
+    tokens = {token.strip().lower() for token in connection.split(b",")}
+    upgrade = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
+    return request.method == b"GET" and b"upgrade" in tokens and upgrade == [b"websocket"]
