@@ -84,7 +84,7 @@ async def test_patience_is_per_outage_and_ends(clock) -> None:
 async def test_a_server_that_takes_connections_and_says_nothing_new(clock) -> None:
     server = Server(["a"], [Cut(0)] * 1000)
     async with server.client() as client, client.chat(HELLO) as stream:
-        with pytest.raises(CutOff, match="stopped before its end"):
+        with pytest.raises(CutOff, match="closed before the end"):
             await stream.text()
     assert server.times[-1] <= 15
 

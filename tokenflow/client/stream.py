@@ -25,7 +25,7 @@ import trio
 from tokenflow.client.errors import BadAnswer, CutOff, ServerError, refusal
 from tokenflow.client.patience import Patience
 from tokenflow.client.records import Delta, Records, chunk_id
-from tokenflow.client.words import id_of, is_event_stream, retry_after_s, some_of, unreachable
+from tokenflow.client.words import id_of, is_event_stream, retry_after_s, some_of, unreachable, unwind
 from tokenflow.core.sse import Event, Parser
 
 GOODBYE_S = 2.0
@@ -174,7 +174,7 @@ class Stream:
             self._pieces = None  # cancelled: the generator is spent, and the next read comes back
             raise
         if piece is None:
-            await self._broke("the answer stopped before its end", None)
+            await self._broke("the connection was closed before the end", None)
             return
         try:
             self._take(self._parser.feed(piece))
@@ -278,6 +278,6 @@ class Stream:
         pieces, self._pieces = self._pieces, None
         response, self._response = self._response, None
         if pieces is not None:
-            await pieces.aclose()
+            await unwind(pieces)
         if response is not None:
             await response.aclose()

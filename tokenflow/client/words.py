@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 import httpx2
+import trio
 
 from tokenflow.client.errors import Unreachable
 
@@ -32,12 +33,25 @@ async def some_of(response: httpx2.Response) -> bytes:
     """The beginning of an error's body, as far as it comes."""
     content = b""
     with suppress(httpx2.RequestError):
-        async with aclosing(response.aiter_bytes()) as pieces:
-            async for piece in pieces:
-                content += piece
-                if len(content) > REFUSAL_BYTES:
-                    break
+        pieces = response.aiter_bytes()
+        async for piece in pieces:
+            content += piece
+            if len(content) > REFUSAL_BYTES:
+                await unwind(pieces)
+                break
     return content
+
+
+async def unwind(pieces: AsyncGenerator[bytes, None]) -> None:
+    """Close a body's iterator for good.
+
+    httpx2 2.16 iterates generators within generators, and closing the outermost leaves the inner ones to the garbage
+    collector, which warns. A read that is cancelled at its first checkpoint ends all of them, and the connection.
+    """
+    with trio.CancelScope() as scope, suppress(httpx2.RequestError):
+        scope.cancel()
+        async for _ in pieces:
+            pass
 
 
 def retry_after_s(value: str | None, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
