@@ -10,11 +10,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx2
 import pytest
 import trio
 
+from tests.cutproxy import Cut, cutting
+from tests.e2e.conftest import serving
 from tokenflow.cli import chat
 from tokenflow.cli.chat import converse, printable, say
 from tokenflow.cli.talk import ChatError, Reply, Talk
@@ -69,8 +72,11 @@ class Server:
         return [json.loads(request.content) for request in self.requests if request.content]
 
 
+EVENTS = {"Content-Type": "text/event-stream; charset=utf-8"}
+
+
 def answer(pieces: list[bytes] = WHOLE) -> httpx2.Response:
-    return httpx2.Response(200, stream=Body(pieces))
+    return httpx2.Response(200, headers=EVENTS, stream=Body(pieces))
 
 
 async def ask(talk: Talk) -> tuple[Reply, list[str]]:
@@ -89,7 +95,10 @@ async def test_an_answer_in_pieces() -> None:
     [request] = server.requests
     assert str(request.url) == f"{URL}/v1/chat/completions"
     assert "authorization" not in request.headers
-    assert server.bodies() == [{"model": "m", "messages": HELLO, "stream": True, "max_tokens": 5}]
+    options = {"on_disconnect": "pause", "include_usage": True}
+    assert server.bodies() == [
+        {"model": "m", "messages": HELLO, "max_tokens": 5, "stream": True, "stream_options": options}
+    ]
 
 
 async def test_the_first_model_and_the_key() -> None:
@@ -111,8 +120,12 @@ REFUSALS = {
         answer([chunk("to"), f"data: {json.dumps(ERROR)}\n\n".encode()]),
         "No such model. (model_not_found)",
     ),
-    "cut": (answer([chunk("to")]), "the stream was cut before its end"),
-    "nonsense": (answer([b"data: nonsense\n\n"]), "the stream was cut before its end"),
+    "cut": (answer([chunk("to")]), "the answer was cut off: the connection was closed before the end"),
+    "nonsense": (answer([b"data: nonsense\n\n"]), "this is no JSON: 'nonsense'"),
+    "no stream": (
+        httpx2.Response(200, text="hi"),
+        f"{URL}/v1/chat/completions answered with no event stream; is it tokenflow?",
+    ),
 }
 
 
@@ -125,7 +138,7 @@ async def test_what_the_server_says_is_shown(response: httpx2.Response, message:
 
 MODELS = {
     "refused": (httpx2.Response(401, json={"error": {"message": "No key."}}), "No key."),
-    "none": (httpx2.Response(200, json={"data": []}), "http://server:1 lists no models as OpenAI's dialect does"),
+    "none": (httpx2.Response(200, json={"data": []}), "the server lists no models"),
     "no JSON": (httpx2.Response(200, text="x"), "http://server:1 lists no models as OpenAI's dialect does"),
 }
 
@@ -139,8 +152,8 @@ async def test_no_first_model(response: httpx2.Response, message: str) -> None:
 
 FAULTS = {
     "connect": (httpx2.ConnectError("all failed"), "cannot reach http://server:1: all failed; start it with"),
-    "timeout": (httpx2.ReadTimeout("x"), "http://server:1 did not answer in time"),
-    "broken": (httpx2.RemoteProtocolError("peer left"), "the connection to http://server:1 broke: peer left"),
+    "timeout": (httpx2.ReadTimeout("x"), "http://server:1 did not answer in time; see its log"),
+    "broken": (httpx2.RemoteProtocolError("peer left"), "cannot reach http://server:1: peer left"),
 }
 
 
@@ -150,31 +163,8 @@ async def test_faults_of_the_network(fault: Exception, message: str) -> None:
         raise fault
 
     with pytest.raises(ChatError) as caught:
-        await ask(Talk(url=URL, model="m", transport=httpx2.MockTransport(fail)))
+        await ask(Talk(url=URL, transport=httpx2.MockTransport(fail)))
     assert caught.value.message.startswith(message)
-
-
-def connect_error(cause: BaseException) -> Exception:
-    error = httpx2.ConnectError("outer")
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    ("cause", "words"),
-    [
-        (ConnectionRefusedError(111, "Error connecting to ('x', 1): Connection refused"), "Connection refused"),
-        (OSError("all failed"), "outer"),
-        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
-        (ExceptionGroup("all", [ConnectionRefusedError(111, "x")]), "Connection refused"),
-    ],
-)
-async def test_the_cause_in_the_systems_words(cause: BaseException, words: str) -> None:
-    def fail(request: httpx2.Request) -> httpx2.Response:
-        raise connect_error(cause)
-
-    with pytest.raises(ChatError, match=f"cannot reach http://server:1: {words}; start it"):
-        await ask(Talk(url=URL, model="m", transport=httpx2.MockTransport(fail)))
 
 
 async def test_no_url() -> None:
@@ -184,7 +174,7 @@ async def test_no_url() -> None:
 
 async def test_ctrl_c_closes_the_response() -> None:
     body = Body([chunk("to")], then=lambda: signal.raise_signal(signal.SIGINT))
-    reply, shown = await ask(Server(httpx2.Response(200, stream=body)).talk())
+    reply, shown = await ask(Server(httpx2.Response(200, headers=EVENTS, stream=body)).talk())
     assert shown == ["to"]
     assert (reply.text, reply.interrupted, reply.done) == ("to", True, False)
     assert body.closed
@@ -240,14 +230,14 @@ def test_a_conversation_remembers(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     body = Body([chunk("to")], then=lambda: signal.raise_signal(signal.SIGINT))
-    server = Server(httpx2.Response(200, stream=body), answer())
+    server = Server(httpx2.Response(200, headers=EVENTS, stream=body), answer())
     converse(server.talk(), [], typing("hello", KeyboardInterrupt(), "again"))
     assert [message["content"] for message in server.bodies()[1]["messages"]] == ["hello", "to", "again"]
     assert capsys.readouterr().out == "to\n\n(Ctrl-D leaves)\ntoken\n\n"
 
 
 def test_a_failed_turn_is_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
-    server = Server(httpx2.Response(503, json=ERROR), answer([END]), answer())
+    server = Server(httpx2.Response(500, json=ERROR), answer([END]), answer())
     converse(server.talk(), [], typing("one", "two", "three"))
     assert [body["messages"] for body in server.bodies()] == [
         [{"role": "user", "content": text}] for text in ("one", "two", "three")
@@ -312,12 +302,46 @@ def test_nobody_listens(run) -> None:
     )
 
 
+# --- over connections that break ------------------------------------------------------------------------------------
+
+SLOW = """
+[models.words]
+engine = "synthetic"
+tokens_per_s = 100.0
+"""
+
+
+async def test_cut_and_cut_again_the_answer_is_whole(tmp_path: Path) -> None:
+    with serving(tmp_path, SLOW) as server:
+        whole, _ = await ask(Talk(url=server.url, options={"max_tokens": 40}))
+        plan = [Cut(1500, "rst"), Cut(1200), Cut(60), Cut(900, "rst"), Cut(0)]
+        async with cutting(server.port, plan) as proxy:
+            url = f"http://127.0.0.1:{proxy.port}"
+            reply, shown = await ask(Talk(url=url, model="words", options={"max_tokens": 40}))
+        assert reply == whole and reply.done and reply.finish_reason == "length"
+        assert "".join(shown) == whole.text and len(whole.text.split()) > 20
+    assert [connection.ended for connection in proxy.log] == ["rst", "fin", "fin", "rst", "fin", "client"]
+    asked = [bytes(connection.up).split(b" ")[0] for connection in proxy.log]
+    assert asked == [b"POST", b"GET", b"GET", b"GET", b"", b"GET"]  # one was cut before it could ask
+
+
+async def test_the_command_over_a_connection_that_is_cut(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tokenflow", "chat", "hello", "--max-tokens", "30", "--url"]
+    with serving(tmp_path, SLOW) as server:
+        async with cutting(server.port, [Cut(2500)]) as proxy:
+            through = await trio.run_process([*command, f"http://127.0.0.1:{proxy.port}"], capture_stdout=True)
+            direct = await trio.run_process([*command, server.url], capture_stdout=True)
+    assert through.stdout == direct.stdout
+    assert "fin" in [connection.ended for connection in proxy.log]
+
+
 class Handler(BaseHTTPRequestHandler):
     """Sends one piece and then none; notices when the client leaves."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         self.wfile.write(chunk("to"))
         self.wfile.flush()
