@@ -1,4 +1,4 @@
-"""The command line: `tokenflow serve`, `chat`, `pull`, `config`, `plugins`, `engine`."""
+"""The command line: `tokenflow serve`, `chat`, `lab`, `pull`, `config`, `plugins`, `engine`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tokenflow.cli.chat import chat_command
 from tokenflow.cli.config import config_group
 from tokenflow.cli.engine import engine_group
 from tokenflow.cli.group import Group
+from tokenflow.cli.lab import lab_command
 from tokenflow.cli.plugins import plugins_command
 from tokenflow.cli.pull import pull_command
 from tokenflow.cli.serve import serve_command
@@ -20,5 +21,5 @@ def main() -> None:
     """Stream tokens from a language model on your own hardware to everyone who reads from it."""
 
 
-for command in (serve_command, chat_command, pull_command, config_group, plugins_command, engine_group):
+for command in (serve_command, chat_command, lab_command, pull_command, config_group, plugins_command, engine_group):
     main.add_command(command)
