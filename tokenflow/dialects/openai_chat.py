@@ -68,7 +68,7 @@ def _entry(entry: TokenLogprob) -> dict[str, Any]:
     return _logprob_object(entry) | {"top_logprobs": [_logprob_object(other) for other in entry.top]}
 
 
-def _logprobs_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+def logprobs_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": [_entry(entry) for entry in entries], "refusal": None}
 
 
@@ -92,7 +92,7 @@ class ChatEncoder(StreamEncoder):
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":' % index
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return _logprobs_object(entries)
+        return logprobs_object(entries)
 
 
 def complete(
@@ -124,7 +124,7 @@ def complete(
             {
                 "index": i,
                 "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None if logprobs is None else _logprobs_object(logprobs[i]),
+                "logprobs": None if logprobs is None else logprobs_object(logprobs[i]),
                 "finish_reason": reason,
             }
             for i, (text, reason) in enumerate(zip(texts, reasons, strict=True))
