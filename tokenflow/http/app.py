@@ -12,7 +12,8 @@ from tokenflow.errors import TokenflowError
 from tokenflow.http.answers import http_refusal, refusal
 from tokenflow.http.auth import authenticate
 from tokenflow.http.connection import Connection
-from tokenflow.http.routes import debug, generation, models, probes, streams, tokens
+from tokenflow.http.routes import debug, generation, models, probes, streams, tokens, ws
+from tokenflow.http.websocket import WebsocketConnection
 from tokenflow.service.service import Service
 
 log = logging.getLogger("tokenflow.http")
@@ -21,7 +22,7 @@ log = logging.getLogger("tokenflow.http")
 def create_app(service: Service) -> QuartTrio:
     """Build the application around a service, which is open by the time of the first request."""
     app = QuartTrio("tokenflow", static_folder=None)
-    app.asgi_http_class = Connection
+    app.asgi_http_class, app.asgi_websocket_class = Connection, WebsocketConnection
     config = service.config.server
     app.config.update(
         MAX_CONTENT_LENGTH=config.max_body_bytes,
@@ -37,7 +38,7 @@ def create_app(service: Service) -> QuartTrio:
     app.register_error_handler(TokenflowError, _refuse)
     app.register_error_handler(HTTPException, http_refusal)
     app.register_error_handler(Exception, _fault)
-    for routes in (generation, streams, models, tokens, probes, debug):
+    for routes in (generation, streams, models, tokens, probes, debug, ws):
         routes.register(app, service)
     return app
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 import trio
 from hypercorn.config import Config as HypercornConfig
 
-from tokenflow.config.model import Config, ServerConfig
+from tokenflow.config.model import Config
 from tokenflow.engines.host import EngineHost
 from tokenflow.engines.registry import Registry
 from tokenflow.errors import StartupError
@@ -31,6 +31,9 @@ LAST_WORDS_S = 0.25
 """After the drain's end, for the error event to reach its reader before the socket is closed."""
 KEEP_ALIVE_S = 75.0
 """Idle connections live longer than the 60 s for which proxies and pooled clients keep theirs (RFC 9112, 9.5)."""
+
+MAX_FRAME_BYTES = 1_048_576
+"""Of a WebSocket message from a client; a larger one is a close with 1009."""
 
 
 async def run(config: Config, registry: Registry, *, on_ready: Callable[[str], None] = lambda url: None) -> None:
@@ -71,7 +74,7 @@ async def _serve(service: Service, listener: socket.socket, stop: trio.Event, on
         async def start(task_status: trio.TaskStatus[list[str]]) -> None:
             await serve(
                 create_app(service),
-                _hypercorn(settings),
+                hypercorn_config(service.config),
                 listeners=[listener],
                 shutdown_trigger=stop.wait,
                 on_drain=lambda: nursery.start_soon(service.drain),
@@ -109,10 +112,13 @@ def _bind(config: Config) -> socket.socket:
         raise StartupError(f"Cannot listen on {host}:{port}: {exc.strerror or exc}.") from exc
 
 
-def _hypercorn(settings: ServerConfig) -> HypercornConfig:
-    config = HypercornConfig()
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.include_server_header = False
-    config.accesslog = None
-    config.errorlog = logging.getLogger("tokenflow.http")
-    return config
+def hypercorn_config(config: Config) -> HypercornConfig:
+    """What Hypercorn is to know of ours."""
+    hypercorn = HypercornConfig()
+    hypercorn.keep_alive_timeout = KEEP_ALIVE_S
+    hypercorn.include_server_header = False
+    hypercorn.accesslog = None
+    hypercorn.errorlog = logging.getLogger("tokenflow.http")
+    hypercorn.websocket_max_message_size = MAX_FRAME_BYTES
+    hypercorn.websocket_ping_interval = config.stream.heartbeat_s
+    return hypercorn

@@ -78,7 +78,8 @@ class Service:
         self.config = config
         self.feeds = feeds
         self.models = {id: Model(host, config) for id, host in hosts.items()}
-        self.draining = False
+        self.drain_begun = trio.Event()
+        """Set once nothing more is admitted."""
         self.last_stream: Stream | None = None
         """The newest stream, also when it has ended."""
         self._streams: dict[str, Stream] = {}
@@ -187,13 +188,17 @@ class Service:
 
     # --- going down -------------------------------------------------------------------------------------------------
 
+    @property
+    def draining(self) -> bool:
+        return self.drain_begun.is_set()
+
     def _refuse_if_draining(self) -> None:
         if self.draining:
             raise Draining("The server is shutting down.", retry_after_s=1.0)
 
     async def drain(self) -> None:
         """Admit nothing more; let live streams go on for `drain_s`, then end them with an error: come back."""
-        self.draining = True
+        self.drain_begun.set()
         await trio.sleep(self.config.server.drain_s)
         self.end_streams()
 
