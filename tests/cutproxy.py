@@ -82,6 +82,10 @@ class CutProxy:
 
 
 async def _carry(connection: Connection, client: trio.SocketStream, server: trio.SocketStream, cut: Cut) -> None:
+    if cut.after == 0 and cut.how in ("fin", "rst"):  # at once: nothing of what it asks is read
+        connection.ended = cut.how
+        await _end(client, server, cut.how)
+        return
     async with trio.open_nursery() as nursery:
 
         async def upstream() -> None:
