@@ -3,7 +3,6 @@
 An engine may have sent `limit` deltas with content in all. The reader's progress raises it (`limit = accepted +
 window`); a pause pulls it down to what was sent; a reader that counts what it allows caps it. An engine that honours
 `limit` is paced by its reader and needs to know nothing else.
-`limit` is paced by its reader and needs to know nothing else.
 """
 
 from __future__ import annotations

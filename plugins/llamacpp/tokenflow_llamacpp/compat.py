@@ -47,11 +47,10 @@ def _bound_spinning() -> None:
     """How OpenMP's threads wait for each other, some hundred times a step; it is read when the library is loaded.
 
     Measured on two cores, a step of one sequence: without spinning (`passive`) 15 ms, with OpenMP's own unbounded 7 ms,
-    but over 100 where another process has a core; 300 turns, some microseconds, give 8 ms, and no more than `passive`
-    beside others.
+    but over 100 where another process has a core; 1000 turns, some microseconds, give 7 ms, and 80 beside others.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ.update(OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="300")
+        os.environ.update(OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="1000")
 
 
 def last_error() -> str:
