@@ -5,8 +5,11 @@
     llama-server  llama.cpp's own server out of `xllamacpp`: same file, same threads, same slots
 
 Each round measures all three at each number of streams, in an order that turns from round to round; a figure is the
-median over rounds of the ratio within a round, so that a machine that drifts drifts for all three. TTFT is measured in
-alternating pairs, one stream at a time. Tokens are greedy and end-of-sequence is ignored, so that all do the same work.
+median over rounds of the ratio within a round, so that a machine that drifts drifts for all three. Two rates come of
+each measurement: `whole` counts all tokens over the time from the requests to the last end, prompts included; `decode`
+sums each stream's tokens after its first over the time that they took, which is what a reader sees once it has begun.
+TTFT is measured in alternating pairs, one stream at a time. Tokens are greedy and end-of-sequence is ignored, so that
+all do the same work.
 
     python -m bench.serving_cost [--rounds 7] [--tokens 64] [--pairs 30] [--out bench/results/serving_cost.json]
 """
@@ -27,7 +30,7 @@ from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.client import stream
 
@@ -57,6 +60,19 @@ def body(seed: int, tokens: int, words: int) -> dict[str, Any]:
     }
 
 
+class Rate(NamedTuple):
+    """Tokens per second, all streams together."""
+
+    whole: float
+    decode: float
+
+
+def _rate(times: list[tuple[float, float]], tokens: int) -> Rate:
+    """From each stream's (first token, last token), in seconds since the requests."""
+    whole = len(times) * tokens / max(last for _, last in times)
+    return Rate(whole, sum((tokens - 1) / (last - first) for first, last in times))
+
+
 # --- the three contestants ------------------------------------------------------------------------------------------
 
 
@@ -66,11 +82,11 @@ class Direct:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def rate(self, streams: int, tokens: int, seed: int) -> float:
+    def rate(self, streams: int, tokens: int, seed: int) -> Rate:
         assert self._process.stdin is not None and self._process.stdout is not None
         order = {"prompts": [prompt(seed + i, 8) for i in range(streams)], "tokens": tokens}
         print(json.dumps(order), file=self._process.stdin, flush=True)
-        return streams * tokens / float(self._process.stdout.readline())
+        return _rate(json.loads(self._process.stdout.readline()), tokens)
 
 
 class Served:
@@ -79,11 +95,11 @@ class Served:
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def rate(self, streams: int, tokens: int, seed: int) -> float:
+    def rate(self, streams: int, tokens: int, seed: int) -> Rate:
         results = stream(self._port, CHAT, [body(seed + i, tokens, 8) for i in range(streams)])
         for result in results:
             assert b"[DONE]" in result.raw, bytes(result.raw[-500:])
-        return streams * tokens / max(result.last_s for result in results)
+        return _rate([(result.first_s, result.last_s) for result in results], tokens)
 
     def ttft(self, seed: int, words: int) -> float:
         [result] = stream(self._port, CHAT, [body(seed, 2, words)])
@@ -154,27 +170,31 @@ def run_direct() -> None:
 
     from tokenflow.api import Delta, Event, Sampling, Send, SequenceRequest
 
-    async def one(engine: Any, text: str, tokens: int) -> None:
+    async def one(engine: Any, text: str, tokens: int, began: float, times: list[tuple[float, float]]) -> None:
+        seen: list[float] = []
+
         def take(event: Event) -> None:
             if isinstance(event, Delta) and event.has_content:
+                seen.append(time.perf_counter() - began)
                 send.accept(1)
 
         send = Send(take, window=64)
         ids = tuple(await engine.tokenize(text))
         sampling = Sampling(temperature=0)
         await engine.generate(SequenceRequest(prompt=ids, max_tokens=tokens, sampling=sampling, ignore_eos=True), send)
+        times.append((seen[0], seen[-1]))
 
     async def main() -> None:
         config = LlamaConfig(slots=SLOTS, context_length=CONTEXT, threads=THREADS, prefix_cache=False)
         async with open_llama(config) as engine:
             print("ready", flush=True)
             while line := await trio.to_thread.run_sync(sys.stdin.readline):
-                order = json.loads(line)
+                order, times = json.loads(line), list[tuple[float, float]]()
                 began = time.perf_counter()
                 async with trio.open_nursery() as nursery:
                     for text in order["prompts"]:
-                        nursery.start_soon(one, engine, text, order["tokens"])
-                print(time.perf_counter() - began, flush=True)
+                        nursery.start_soon(one, engine, text, order["tokens"], began, times)
+                print(json.dumps(times), flush=True)
 
     trio.run(main)
 
@@ -205,8 +225,7 @@ def measure(rounds: int, tokens: int, pairs: int) -> dict[str, Any]:
             contestant.rate(2, 8, 1)  # warm
         rates = _rates(contestants, rounds, tokens)
         ttft = {f"{words}_words": _ttft(ours, theirs, pairs, words) for words in (8, 200)}
-    by_n = {n: _summary(rates[n]) for n in STREAMS}
-    peer = [by_n[n]["over_llama_server"] for n in STREAMS]
+    by_n = {n: {kind: _summary(rates[n], kind) for kind in Rate._fields} for n in STREAMS}
     return {
         "bench": "serving_cost",
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -215,19 +234,27 @@ def measure(rounds: int, tokens: int, pairs: int) -> dict[str, Any]:
         "rounds": rounds,
         "tokens_per_stream": tokens,
         "streams": by_n,
-        "geometric_mean_over_llama_server": round(prod(peer) ** (1 / len(peer)), 3),
+        "geometric_mean_over_llama_server": {kind: round(_mean(by_n, kind), 3) for kind in Rate._fields},
         "ttft": ttft,
         "holds": {
-            "http_at_least_0.97_of_direct": all(by_n[n]["over_direct"] >= 0.97 for n in STREAMS),
-            "at_least_0.97_of_llama_server": all(ratio >= 0.97 for ratio in peer),
-            "geometric_mean_over_1.1": prod(peer) ** (1 / len(peer)) > 1.1,
-            "ttft_ratio_at_most_1.05": all(t["median_ratio"] <= 1.05 for t in ttft.values()),
-        },
+            kind: {
+                "http_at_least_0.97_of_direct": all(by_n[n][kind]["over_direct"] >= 0.97 for n in STREAMS),
+                "at_least_0.97_of_llama_server": all(by_n[n][kind]["over_llama_server"] >= 0.97 for n in STREAMS),
+                "geometric_mean_over_1.1": _mean(by_n, kind) > 1.1,
+            }
+            for kind in Rate._fields
+        }
+        | {"ttft_ratio_at_most_1.05": all(t["median_ratio"] <= 1.05 for t in ttft.values())},
     }
 
 
-def _rates(contestants: dict[str, Any], rounds: int, tokens: int) -> dict[int, list[dict[str, float]]]:
-    rates: dict[int, list[dict[str, float]]] = {n: [] for n in STREAMS}
+def _mean(by_n: dict[int, Any], kind: str) -> float:
+    """The geometric mean over all numbers of streams."""
+    return prod(by_n[n][kind]["over_llama_server"] for n in STREAMS) ** (1 / len(STREAMS))
+
+
+def _rates(contestants: dict[str, Any], rounds: int, tokens: int) -> dict[int, list[dict[str, Rate]]]:
+    rates: dict[int, list[dict[str, Rate]]] = {n: [] for n in STREAMS}
     names = list(contestants)
     for i in range(rounds):
         for n in STREAMS:
@@ -238,12 +265,12 @@ def _rates(contestants: dict[str, Any], rounds: int, tokens: int) -> dict[int, l
     return rates
 
 
-def _summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    names = rounds[0]
+def _summary(rounds: list[dict[str, Rate]], kind: str) -> dict[str, Any]:
+    rates = [{name: getattr(rate, kind) for name, rate in measured.items()} for measured in rounds]
     return {
-        "tokens_per_s": {name: round(median(r[name] for r in rounds), 1) for name in sorted(names)},
-        "over_direct": round(median(r["tokenflow"] / r["direct"] for r in rounds), 3),
-        "over_llama_server": round(median(r["tokenflow"] / r["llama_server"] for r in rounds), 3),
+        "tokens_per_s": {name: round(median(r[name] for r in rates), 1) for name in sorted(rates[0])},
+        "over_direct": round(median(r["tokenflow"] / r["direct"] for r in rates), 3),
+        "over_llama_server": round(median(r["tokenflow"] / r["llama_server"] for r in rates), 3),
     }
 
 
