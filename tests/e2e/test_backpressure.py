@@ -285,7 +285,7 @@ MOST = 3
 KEPT = 0.95
 
 
-@pytest.mark.parametrize(("tokens_per_s", "turns", "pieces"), [(200, 8, 6), (None, 48, 1)], ids=["paced", "unpaced"])
+@pytest.mark.parametrize(("tokens_per_s", "turns", "pieces"), [(200, 6, 6), (None, 24, 1)], ids=["paced", "unpaced"])
 async def test_streams_beside_stalled_ones_keep_their_rate(
     tokens_per_s: float | None, turns: int, pieces: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
