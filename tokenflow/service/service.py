@@ -237,6 +237,10 @@ class Service:
         return Gauges(
             models=tuple([await self._gauges(model) for model in self.models.values()]),
             sink_events_dropped=self.feeds.dropped,
+            replay_bytes=self._logs.bytes,
+            replay_bytes_capacity=self._logs.total_bytes,
+            replay_records_evicted=self._logs.evicted_records,
+            kept_streams=len(self._ended),
         )
 
     async def _gauges(self, model: Model) -> ModelGauges:

@@ -38,7 +38,7 @@ def test_every_metric_has_help_a_unit_and_a_name_by_the_conventions() -> None:
     helps = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.M))
     ours = {name: kind for name, kind in types.items() if not name.startswith("process_")}
     assert set(types) == set(helps)
-    assert len(ours) == 28
+    assert len(ours) == 32
     for name, kind in ours.items():
         assert re.fullmatch(r"tokenflow(_[a-z]+)+", name), name
         assert len(helps[name]) > 20, name
