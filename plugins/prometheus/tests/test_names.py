@@ -45,7 +45,7 @@ def test_every_metric_has_help_a_unit_and_a_name_by_the_conventions() -> None:
         assert helps[name].endswith("."), name
         if kind == "counter":
             assert re.search(
-                r"_(tokens(_evicted|_after_leaving)?|streams_(admitted|ended)|cancellations|dropped)_total$", name
+                r"_(tokens(_evicted|_after_leaving)?|streams_(admitted|ended)|cancellations|dropped|records_evicted)_total$", name
             )
         else:
             assert re.search(f"_{UNITS}$", name), name
