@@ -28,7 +28,7 @@ def page() -> str:
     return PrometheusSink().expose(Gauges(models=(MODEL,), sink_events_dropped=0)).body.decode()
 
 
-UNITS = r"(seconds|tokens_per_second|streams|sequences|slots|slots_used|ready|tokens_used|tokens_capacity|info)"
+UNITS = r"(seconds|bytes|tokens_per_second|streams|sequences|slots|slots_used|ready|tokens_used|tokens_capacity|info)"
 
 
 def test_every_metric_has_help_a_unit_and_a_name_by_the_conventions() -> None:
