@@ -71,7 +71,7 @@ async def test_at_the_end_of_grace_it_is_cancelled_to_the_tick(
     engine = {"prefill_ms": 10_000_000} if phase is Phase.PREFILL else {}
     async with open_rig(slots=1, tokens_per_s=10, timeouts={"prefill_timeout_s": 1000.0}, **engine) as r:
         if phase is Phase.QUEUE:
-            _, hog = await r.open(max_tokens=8000)
+            _, hog = await r.open('{"synthetic": {"hang_at": 1}}', timeouts={"idle_s": 500.0})
         stream, reader = await r.open("the victim", attendance=replace(attendance, grace_s=12.0))
         await trio.sleep(1)
         assert stream.phase is phase

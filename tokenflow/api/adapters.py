@@ -42,7 +42,8 @@ class LoopEngine(ABC):
 
     def __init__(self, loop: StepLoop, info: EngineInfo) -> None:
         self.loop = loop
-        self.info = replace(info, capabilities=info.capabilities | _ALWAYS)
+        extra = _ALWAYS | {"release"} if loop.can_release else _ALWAYS
+        self.info = replace(info, capabilities=info.capabilities | extra)
 
     async def generate(self, request: SequenceRequest, send: Send) -> None:
         await self.loop.generate(request, send)

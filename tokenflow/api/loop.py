@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from tokenflow.api.send import Send
+from tokenflow.api.send import GIVE_UP_SLOT, Send
 from tokenflow.core.states import SEQUENCE_MOVES, SequenceState, move
 from tokenflow.core.stopping import TextAssembler
 from tokenflow.core.types import (
@@ -39,6 +39,8 @@ from tokenflow.core.types import (
     Event,
     Finished,
     FinishReason,
+    Released,
+    Resumed,
     SequenceRequest,
     Started,
     TokenLogprob,
@@ -70,6 +72,7 @@ class Sequence:
     __slots__ = (
         "_assembler",
         "_logprobs",
+        "away",
         "cached_tokens",
         "cancelled",
         "data",
@@ -95,6 +98,8 @@ class Sequence:
         self.send = send
         self.limit = 0
         self.emitted = 0
+        self.away = False
+        """It gave up its slot and has not asked for another yet."""
         self.cancelled = False
         self.released = trio.Event()
         self.error: Exception | None = None
@@ -137,6 +142,12 @@ class Stepper(Protocol):
 
     def add(self, seq: Sequence) -> bool:
         """Take a slot and its KV cache for `seq`. False: not now, ask again later. Raise: refuse this one."""
+
+    def release(self, seq: Sequence) -> None:
+        """`seq` gives its slot and KV cache to others, and will be `add`ed again to go on exactly where it was.
+
+        Keep in `seq.data` what that takes (its tokens, its sampler). Only steppers that set `can_release` are asked.
+        """
 
     def remove(self, seq: Sequence) -> None:
         """`seq` leaves: its slot and KV cache are free when this returns. Must not raise."""
@@ -184,6 +195,7 @@ class StepLoop:
         """Called on Trio's side when `busy` changes; a test pins its mock clock with it."""
         self._commands: deque[tuple[str, Sequence]] = deque()
         self._waiting: deque[Sequence] = deque()
+        self._away: dict[Sequence, None] = {}  # whoever gave a slot up and has none again
         self._held: dict[Sequence, None] = {}  # whoever has a slot, in order of arrival
         self._running: list[Sequence] = []
         self._out: deque[tuple[Sequence | None, Any]] = deque()
@@ -227,6 +239,11 @@ class StepLoop:
             raise seq.error
 
     @property
+    def can_release(self) -> bool:
+        """Its stepper can let a sequence give up its slot and go on later."""
+        return bool(getattr(self.stepper, "can_release", False))
+
+    @property
     def step_age_s(self) -> float:
         """Seconds that the step in progress has taken (wall time); 0 between steps."""
         began = self._step_began
@@ -249,7 +266,9 @@ class StepLoop:
 
     def _credit(self, seq: Sequence, limit: int) -> None:
         seq.limit = limit
-        if seq.state is SequenceState.PARKED and seq.emitted < limit:
+        if limit == GIVE_UP_SLOT:
+            self._post("release", seq)
+        elif seq.emitted < limit and (seq.away or seq.state is SequenceState.PARKED):
             self._post("wake", seq)
 
     async def _wait_released(self, seq: Sequence) -> None:
@@ -329,6 +348,11 @@ class StepLoop:
                 self._waiting.append(seq)
             elif command == "cancel":
                 self._release(seq)
+            elif command == "release":
+                self._give_up(seq)
+            elif seq.away and seq.emitted < seq.limit:
+                seq.away = False
+                self._waiting.append(seq)
         while self._waiting and self._admit(self._waiting[0]):
             self._waiting.popleft()
 
@@ -344,8 +368,28 @@ class StepLoop:
             return True
         seq._move(SequenceState.ACTIVE)
         self._held[seq] = None
-        self._out.append((seq, Started(len(seq.request.prompt), seq.cached_tokens)))
+        again = seq in self._away
+        self._away.pop(seq, None)
+        cached = seq.cached_tokens
+        self._out.append((seq, Resumed(cached) if again else Started(len(seq.request.prompt), cached)))
         return True
+
+    def _give_up(self, seq: Sequence) -> None:
+        """Free the slot of one that has been asked to, unless it has been called back since."""
+        if seq not in self._held or seq.limit != GIVE_UP_SLOT or not self.can_release:
+            return
+        del self._held[seq]
+        try:
+            self.stepper.release(seq)
+        except Exception as exc:
+            seq._move(SequenceState.GONE)
+            seq.error = self._broken = EngineError(f"The engine failed to free a slot: {exc!r}")
+            self._out.append((seq, None))
+            return
+        seq._move(SequenceState.WAITING)
+        seq.away = True
+        self._away[seq] = None
+        self._out.append((seq, Released()))
 
     def _runnable(self) -> list[Sequence]:
         run = []
@@ -402,6 +446,7 @@ class StepLoop:
         if seq.state is SequenceState.GONE:
             return
         if seq.state is SequenceState.WAITING:
+            self._away.pop(seq, None)
             if seq in self._waiting:  # not so for one whose `add` has not been applied
                 self._waiting.remove(seq)
         else:
@@ -426,7 +471,7 @@ class StepLoop:
     def _let_go(self) -> None:
         """The owner's last act: free every slot, let every caller go."""
         self._stop = True
-        for seq in [*self._held, *self._waiting]:
+        for seq in {**self._held, **self._away, **dict.fromkeys(self._waiting)}:
             seq.error = seq.error or EngineClosed("The engine ended.")
             self._release(seq)
         self._flush()
@@ -434,8 +479,9 @@ class StepLoop:
     def _dismiss(self) -> None:
         """Trio's last act, once the owner has ended (or was given up): answer whoever is left, stepper untouched."""
         self._stop = True
-        left = [*self._held, *self._waiting, *(seq for command, seq in self._commands if command == "add")]
+        left = [*self._held, *self._away, *self._waiting, *(seq for command, seq in self._commands if command == "add")]
         self._held.clear()
+        self._away.clear()
         self._waiting.clear()
         self._commands.clear()
         for seq in left:

@@ -13,6 +13,9 @@ import trio
 
 from tokenflow.core.types import Delta, Event, Finished
 
+GIVE_UP_SLOT = -1
+"""A limit that asks for more than silence: the engine is to free the slot too, if it can (`release`)."""
+
 
 class Send(trio.abc.SendChannel[Event]):
     """The sending end of one sequence. Trio's thread only.
@@ -30,6 +33,8 @@ class Send(trio.abc.SendChannel[Event]):
         """Deltas that readers allow in all, where they count them; see `allow`."""
         self.paused = False
         """No credit at all, by the stream's will."""
+        self.slotless = False
+        """Nor a slot, for others wait for one."""
         self._listener: Callable[[int], None] | None = None
         self._room = trio.lowlevel.ParkingLot()
         self.closed = False
@@ -105,15 +110,32 @@ class Send(trio.abc.SendChannel[Event]):
         self.paused = False
         self._set_limit()
 
+    def give_up_slot(self) -> None:
+        """Besides being paused: let others have the slot. `Released` comes when it is free."""
+        self.slotless = True
+        self._set_limit()
+
+    def take_slot(self) -> None:
+        """A slot is there again: go on with whatever credit there is."""
+        self.slotless = False
+        self._set_limit()
+
+    @property
+    def has_credit(self) -> bool:
+        """It could go on, had it its slot."""
+        return not self.closed and self.sent < self._credit()
+
     def allow(self, most: int | None) -> None:
         """No more than `most` deltas in all, however far the reader is; None: the window alone counts."""
         self.most = most
         self._set_limit()
 
-    def _set_limit(self) -> None:
+    def _credit(self) -> int:
         limit = self.sent if self.paused else self._accepted + self._window
-        if self.most is not None:
-            limit = max(self.sent, min(limit, self.most))
+        return limit if self.most is None else max(self.sent, min(limit, self.most))
+
+    def _set_limit(self) -> None:
+        limit = GIVE_UP_SLOT if self.slotless else self._credit()
         if limit == self.limit:
             return
         self.limit = limit

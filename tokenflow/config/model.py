@@ -112,6 +112,8 @@ class StreamConfig:
     """After this long with nothing written, a heartbeat is."""
     stall_s: Seconds = 30.0
     """A reader that takes nothing for this long is disconnected."""
+    park_hold_s: Annotated[float, Ge(0)] = 0.5
+    """A sequence that is parked for its reader this long gives its slot to who waits for one, and goes on later."""
     coalesce_ms: Annotated[int, Ge(0)] = 0
     """Gather tokens for at most this long into one event; 0: every token at once."""
     coalesce_max_ms: Annotated[int, Ge(0)] = 1000

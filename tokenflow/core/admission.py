@@ -21,6 +21,8 @@ class Admission:
         self.slots = slots
         self.max_waiting = max_waiting
         self.free = slots
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when somebody begins to wait, or has left."""
         self._queue: deque[Ticket] = deque()
 
     @property
@@ -28,8 +30,13 @@ class Admission:
         """Tickets that hold no slot yet."""
         return len(self._queue)
 
-    def enter(self, n: int, on_ready: Callable[[], None]) -> Ticket:
+    def enter(self, n: int, on_ready: Callable[[], None], *, back: bool = False) -> Ticket:
         """Take `n` slots, or a place to wait for them; `on_ready` is called once they are held, maybe at once.
+
+        Args:
+            n: how many.
+            on_ready: must not block.
+            back: it had slots and gave them up for others: there is always a place for it.
 
         Raises:
             InvalidRequest: there will never be `n` slots.
@@ -40,8 +47,9 @@ class Admission:
         ticket = Ticket(self, n, on_ready)
         if not self._queue and n <= self.free:
             self._grant(ticket)
-        elif len(self._queue) < self.max_waiting:
+        elif back or len(self._queue) < self.max_waiting:
             self._queue.append(ticket)
+            self.on_change()
         else:
             raise QueueFull(
                 f"All {self.slots} slots and all {self.max_waiting} places to wait are taken. Try again later.",
@@ -62,22 +70,24 @@ class Admission:
             self._queue.remove(ticket)
         while self._queue and self._queue[0].n <= self.free:
             self._grant(self._queue.popleft())
+        self.on_change()
 
 
 class Ticket:
     """One request's claim: a place in the queue, then `n` slots."""
 
-    __slots__ = ("_admission", "_gone", "_on_ready", "held", "n")
+    __slots__ = ("_admission", "_on_ready", "gone", "held", "n")
 
     def __init__(self, admission: Admission, n: int, on_ready: Callable[[], None]) -> None:
         self._admission = admission
         self._on_ready = on_ready
-        self._gone = False
+        self.gone = False
+        """It holds nothing, and waits for nothing."""
         self.n = n
         self.held = False
 
     def leave(self) -> None:
         """Give back the slots, or the place. Repeatable."""
-        if not self._gone:
-            self._gone = True
+        if not self.gone:
+            self.gone = True
             self._admission._leave(self)

@@ -122,3 +122,10 @@ class Gauges:
     models: tuple[ModelGauges, ...]
     sink_events_dropped: int
     """Lifecycle events that a slow sink's full channel refused, since the start."""
+    replay_bytes: int = 0
+    """Memory that all replay logs hold, Python's own overhead in."""
+    replay_bytes_capacity: int = 0
+    replay_records_evicted: int = 0
+    """Records dropped, since the start, to make room in that memory."""
+    kept_streams: int = 0
+    """Streams that have ended and can be replayed."""

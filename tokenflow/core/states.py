@@ -12,7 +12,7 @@ from typing import TypeVar
 
 class SequenceState(Enum):
     WAITING = "waiting"
-    """No slot yet."""
+    """No slot yet, or none any more: it gave its own up for others."""
     ACTIVE = "active"
     """Takes part in steps: prefill, then decode."""
     PARKED = "parked"
@@ -36,8 +36,8 @@ S = TypeVar("S", SequenceState, Phase)
 
 SEQUENCE_MOVES: dict[SequenceState, frozenset[SequenceState]] = {
     SequenceState.WAITING: frozenset({SequenceState.ACTIVE, SequenceState.GONE}),
-    SequenceState.ACTIVE: frozenset({SequenceState.PARKED, SequenceState.GONE}),
-    SequenceState.PARKED: frozenset({SequenceState.ACTIVE, SequenceState.GONE}),
+    SequenceState.ACTIVE: frozenset({SequenceState.PARKED, SequenceState.WAITING, SequenceState.GONE}),
+    SequenceState.PARKED: frozenset({SequenceState.ACTIVE, SequenceState.WAITING, SequenceState.GONE}),
     SequenceState.GONE: frozenset(),
 }
 

@@ -190,7 +190,20 @@ class Finished:
     reason: FinishReason
 
 
-Event = Started | Delta | Finished
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The sequence has given up its slot, as it was asked to; it goes on once it has credit and a slot again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """It has a slot again, and goes on where it was."""
+
+    cached_tokens: int = 0
+    """How many of its tokens a prefix cache still had."""
+
+
+Event = Started | Delta | Finished | Released | Resumed
 """What an engine sends. A failure is no event: it is raised."""
 
 
@@ -222,7 +235,7 @@ class EngineInfo:
     """Sequences decoded at once."""
     vocab_size: int = 0
     capabilities: frozenset[str] = frozenset()
-    """Names of `Sampling` fields it honours, and of: logprobs, stop, chat, prefix_cache, pause, ignore_eos."""
+    """Names of `Sampling` fields it honours, and of: logprobs, stop, chat, prefix_cache, pause, release, ignore_eos."""
     max_logprobs: int = 0
     chat_template: str | None = None
     """jinja2 source; None: no chat."""

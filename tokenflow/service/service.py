@@ -34,6 +34,7 @@ from tokenflow.service.account import StreamIdentity
 from tokenflow.service.feeds import Feeds
 from tokenflow.service.nested import alongside
 from tokenflow.service.plan import Planner
+from tokenflow.service.room import RoomMaker
 from tokenflow.service.stream import Stream, StreamReader
 
 log = logging.getLogger("tokenflow.service")
@@ -99,8 +100,17 @@ class Service:
             for model in self.models.values():
                 model.opened()
             async with trio.open_nursery() as self._nursery:
+                for model in self.models.values():
+                    if "release" in model.host.info.capabilities:
+                        self._nursery.start_soon(self._room_maker(model).run)
                 task_status.started()
                 await trio.sleep_forever()
+
+    def _room_maker(self, model: Model) -> RoomMaker:
+        def streams() -> list[Stream]:
+            return [s for s in self._streams.values() if s.identity.model == model.id]
+
+        return RoomMaker(model.admission, streams, self.config.stream.park_hold_s)
 
     def model(self, id: str) -> Model:
         """The model with that id; "" is the default. ModelNotFound otherwise."""
@@ -227,6 +237,10 @@ class Service:
         return Gauges(
             models=tuple([await self._gauges(model) for model in self.models.values()]),
             sink_events_dropped=self.feeds.dropped,
+            replay_bytes=self._logs.bytes,
+            replay_bytes_capacity=self._logs.total_bytes,
+            replay_records_evicted=self._logs.evicted_records,
+            kept_streams=len(self._ended),
         )
 
     async def _gauges(self, model: Model) -> ModelGauges:

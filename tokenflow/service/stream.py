@@ -18,7 +18,7 @@ from functools import partial
 
 import trio
 
-from tokenflow.api import Delta, Event, Finished, FinishReason, Send, SequenceRequest, Started
+from tokenflow.api import Delta, Event, Finished, FinishReason, Released, Send, SequenceRequest, Started
 from tokenflow.core.admission import Admission
 from tokenflow.core.credit import Grant, share_out
 from tokenflow.core.deadlines import Deadline
@@ -93,7 +93,11 @@ class Stream:
         self._host = host
         self._sequences = sequences
         self._slots_held = trio.Event()
+        self._admission = admission
         self._ticket = admission.enter(len(sequences), self._slots_held.set)
+        self._away: set[int] = set()  # sequences that have given up their slots
+        self.idle_since: float | None = None
+        """Since when it holds slots and takes no steps; None: it does, or holds none."""
         now = trio.current_time()
         self._account = Account(identity, len(sequences), now, emit)
         self._deadline = Deadline(settings.timeouts, now)
@@ -226,8 +230,63 @@ class Stream:
             else:
                 send.resume()
         starved = self._sends[0].most is not None and self._stalled  # also before the first token
-        hold = partial(self._deadline.hold, stalled=self._stalled, paused=frozen or starved)
-        self._move_deadline(hold, trio.current_time())
+        now = trio.current_time()
+        hold = partial(self._deadline.hold, stalled=self._stalled, paused=frozen or starved or self.slotless)
+        self._move_deadline(hold, now)
+        if self.slotless:
+            self._want_slots()
+        self._note_idleness(now)
+
+    # --- giving slots up for others -------------------------------------------------------------------------------
+
+    @property
+    def slotless(self) -> bool:
+        """It has been asked to give up its slots, and has none again."""
+        return self._sends[0].slotless
+
+    @property
+    def paused_or_left(self) -> bool:
+        """Its silence is somebody's will, and not only a slow reader's."""
+        return self._sends[0].paused
+
+    def give_up_slots(self) -> None:
+        """Let others have them; it goes on by itself once it has credit and slots again."""
+        self.idle_since = None
+        for send in self._sends:
+            send.give_up_slot()
+        self._regulate()
+
+    def _note_idleness(self, now: float) -> None:
+        """Idle: it holds slots, has begun, and can do nothing with them."""
+        idle = self._ticket.held and self.phase is not Phase.QUEUE and not self.slotless and self._stalled
+        if not idle:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = now
+            self._admission.on_change()
+
+    def _released(self, index: int) -> None:
+        """A sequence's slot is free; the last one gives them all back."""
+        self._away.add(index)
+        if self.slotless and all(i in self._away or send.closed for i, send in enumerate(self._sends)):
+            self._ticket.leave()
+            self._want_slots()
+
+    def _want_slots(self) -> None:
+        """Ask for slots again, if it could go on with them."""
+        if not any(send.has_credit for send in self._sends):
+            return
+        if self._ticket.held:  # it is called back before it was gone
+            self._take_slots()
+        elif self._ticket.gone:
+            count = sum(not send.closed for send in self._sends)
+            self._ticket = self._admission.enter(count, self._take_slots, back=True)
+
+    def _take_slots(self) -> None:
+        for send in self._sends:
+            send.take_slot()
+        self._regulate()
+        self._admission.on_change()
 
     def allowed(self) -> None:
         """A reader has given credit."""
@@ -342,6 +401,10 @@ class Stream:
                 self._move_deadline(self._deadline.slot_taken, now)
         elif isinstance(event, Finished):
             self._reasons[index] = event.reason
+        elif isinstance(event, Released):
+            self._released(index)
+        else:
+            self._away.discard(index)
             self._regrant()
 
     def _on_delta(self, index: int, delta: Delta, now: float) -> None:
@@ -354,7 +417,10 @@ class Stream:
                 self._untold[index] = 0
             add = self._append if self._coalescer is None else self._coalescer.add
             add(index, delta, 1)
-        self._move_deadline(partial(self._deadline.token, stalled=self._stalled), now)
+        stalled = self._stalled
+        self._move_deadline(partial(self._deadline.token, stalled=stalled), now)
+        if stalled:
+            self._note_idleness(now)
 
     def _append(self, index: int, delta: Delta, events: int) -> None:
         self._logged += events
@@ -373,7 +439,7 @@ class Stream:
             self._sends[record.source].accept(record.events)
         if not isinstance(record.event, Failed):
             self._account.delivered(record.event.tokens)
-        if self._deadline.suspended and not self._stalled:
+        if self.slotless or (self._deadline.suspended and not self._stalled):
             self._regulate()
 
     def moved(self) -> None:

@@ -101,6 +101,9 @@ class LlamaStepper:
             )
         if not self.slots.has_room(total):
             return False
+        if seq.data is not None:
+            self._take_up_again(seq, total)
+            return True
         try:
             self.vocabulary.check(request.prompt)
         except ValueError as exc:
@@ -111,6 +114,21 @@ class LlamaStepper:
         seq.cached_tokens = len(slot.tokens)
         seq.data = Job(slot, list(request.prompt[len(slot.tokens) :]), sampler, owned, request.logprobs)
         return True
+
+    can_release = True
+
+    def release(self, seq: Sequence) -> None:
+        job: Job = seq.data
+        job.todo[:0] = job.slot.tokens  # all of it is to be evaluated again, but for what the slot will still have
+        self.slots.release(job.slot)
+
+    def _take_up_again(self, seq: Sequence, total: int) -> None:
+        job: Job = seq.data
+        slot = self.slots.take(tuple(job.todo), total)
+        assert slot is not None
+        job.slot = slot
+        seq.cached_tokens = len(slot.tokens)
+        del job.todo[: len(slot.tokens)]
 
     def remove(self, seq: Sequence) -> None:
         job: Job = seq.data
@@ -202,8 +220,7 @@ class LlamaStepper:
             job: Job = seq.data
             job.slot.tokens += job.todo[:count]
             del job.todo[:count]
-            if not job.decoding:
-                self.prompt_tokens += count
+            self.prompt_tokens += count - job.decoding  # one that goes on may have to evaluate its text again
             if index is not None:
                 try:
                     steps.append((seq, self._draw(job, index)))

@@ -22,6 +22,11 @@ GAUGES = (
     ("kv_tokens_used", "kv_cache_tokens_used", "Tokens in the KV cache now, prefix cache included."),
     ("kv_tokens_capacity", "kv_cache_tokens_capacity", "Tokens that the KV cache can hold; 0: not known."),
 )
+WHOLE = (
+    ("replay_bytes", "replay_bytes", "Memory that all replay logs hold, Python's own overhead in."),
+    ("replay_bytes_capacity", "replay_capacity_bytes", "Memory that they may hold; full, new streams are refused."),
+    ("kept_streams", "kept_streams", "Streams that have ended and can be replayed."),
+)
 COUNTERS = (
     (
         "kv_tokens_evicted",
@@ -58,6 +63,13 @@ class Moment(Collector):
             "Events of streams' lives that a slow sink's full channel refused. Not 0: these metrics or the ledger lack "
             "some streams.",
             value=float(self.now.sink_events_dropped),
+        )
+        for field, name, help_text in WHOLE:
+            yield GaugeMetricFamily(f"tokenflow_{name}", help_text, value=float(getattr(self.now, field)))
+        yield CounterMetricFamily(
+            "tokenflow_replay_records_evicted_total",
+            "Records that left the replay logs to make room. Rising: raise replay.total_bytes, or lower retention_s.",
+            value=float(self.now.replay_records_evicted),
         )
         info = GaugeMetricFamily(
             "tokenflow_build_info", "Always 1; its labels say what runs here.", labels=("version", "python_version")

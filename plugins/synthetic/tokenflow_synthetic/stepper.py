@@ -76,6 +76,9 @@ class SyntheticStepper:
     def add(self, seq: Sequence) -> bool:
         if len(self.rows) >= self.config.slots:
             return False
+        if seq.data is not None:  # it gave its slot up, and goes on
+            self.rows[seq] = seq.data
+            return True
         request = seq.request
         try:
             check(request.prompt)
@@ -97,6 +100,11 @@ class SyntheticStepper:
         seq.data = self.rows[seq] = row
         self._remember(request.id)
         return True
+
+    can_release = True
+
+    def release(self, seq: Sequence) -> None:
+        del self.rows[seq]  # `seq.data` has it, with where it is in the text
 
     def remove(self, seq: Sequence) -> None:
         self.rows.pop(seq, None)

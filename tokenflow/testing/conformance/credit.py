@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from tokenflow.api import Engine
+from tokenflow.api import Engine, Released, Resumed
 from tokenflow.testing.conformance.base import Kit, eventually, live, need
 from tokenflow.testing.fakes import Recorder, company, record
 
@@ -93,6 +93,43 @@ class Credit(Kit):
             recorder.send.resume()
             await recorder.returned.wait()
         assert recorder.text == undisturbed.text
+
+    @live
+    async def test_giving_up_the_slot(self, engine: Engine) -> None:
+        """Asked to, a parked sequence frees its slot for others, and goes on later as if nothing had been."""
+        need(engine, "pause", "release")
+        request = await self.request(engine)
+        undisturbed = await record(engine, request)
+        async with company(engine) as group:
+            slow = group.start(request, Recorder(window=WINDOW, follow=False))
+            await slow.until(lambda recorder: recorder.send.stalled)
+            slow.send.give_up_slot()
+            await slow.until(lambda recorder: isinstance(recorder.events[-1], Released))
+            assert (await engine.stats()).slots_used == 0
+            assert (await record(engine, await self.request(engine, "Something else"))).finished is not None
+            assert slow.send.sent == WINDOW
+            slow.send.take_slot()
+            slow.catch_up()
+            await slow.returned.wait()
+        assert any(isinstance(event, Resumed) for event in slow.events)
+        assert (slow.text, slow.tokens) == (undisturbed.text, undisturbed.tokens)
+
+    @live
+    async def test_a_cancel_without_its_slot(self, engine: Engine) -> None:
+        """Who gave its slot up can be cancelled, or called back before it was gone."""
+        need(engine, "pause", "release")
+        async with company(engine) as group:
+            slow = group.start(await self.request(engine), Recorder(window=WINDOW, follow=False))
+            await slow.until(lambda recorder: recorder.send.stalled)
+            for _ in range(3):
+                slow.send.give_up_slot()
+                slow.send.take_slot()
+            slow.send.give_up_slot()
+            await slow.until(lambda recorder: isinstance(recorder.events[-1], Released))
+            slow.scope.cancel()
+            await slow.returned.wait()
+            assert slow.error is None
+        assert (await record(engine, await self.request(engine))).finished is not None
 
     @live
     async def test_a_cancel_while_stalled(self, engine: Engine) -> None:
