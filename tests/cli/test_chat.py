@@ -271,7 +271,8 @@ def test_options(run, talks) -> None:
 
 def test_environment(run, talks) -> None:
     run("chat", "hello", env={"TOKENFLOW_URL": "http://h:2", "TOKENFLOW_KEY": "k"})
-    assert talks == [(Talk(url="http://h:2", key="k"), HELLO)]
+    usual = {"max_tokens": 1024, "temperature": 0.3}
+    assert talks == [(Talk(url="http://h:2", key="k", options=usual), HELLO)]
 
 
 def test_a_pipe_is_the_message(run, talks) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tokenflow.core.logstore import LogStore
+from tokenflow.core import logstore
+from tokenflow.core.logstore import STREAM_BYTES, LogStore
 from tokenflow.core.replay import RECORD_BYTES, Bounds, ReplayLog
 from tokenflow.errors import ResumeWindowLost
 
@@ -42,7 +43,19 @@ def held(*logs: ReplayLog[str]) -> list[int]:
     return [log.statistics().held for log in logs]
 
 
-def test_the_expired_go_first_then_the_ended_that_were_read_longest_ago_then_the_oldest_of_the_live() -> None:
+def test_an_ended_stream_counts_beside_its_log_and_is_told_when_it_has_to_go() -> None:
+    logs, _ = store(100)
+    evicted: list[int] = []
+    for i in range(5):
+        logs.ended(new(logs), 100.0, lambda i=i: evicted.append(i))
+    assert logs.bytes == STREAM_BYTES * (5 - len(evicted)) < logs.total_bytes
+    assert evicted == list(range(5 - logs.bytes // STREAM_BYTES))
+
+
+def test_the_expired_go_first_then_the_ended_that_were_read_longest_ago_then_the_oldest_of_the_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logstore, "STREAM_BYTES", 0)
     logs, clock = store(50)
     expired, read_again, unread, live = new(logs), new(logs), new(logs), new(logs)
     for log in (read_again, unread, expired):

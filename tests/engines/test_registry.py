@@ -138,7 +138,7 @@ def test_only_what_is_asked_for_is_loaded(install) -> None:
 
 
 def test_missing_plugin(empty: Registry, write) -> None:
-    line = 'no plugin offers the engine "nope"; pip install tokenflow-nope, or name its file in [plugins] files '
+    line = 'no plugin offers the engine "nope"; install the package that does, or name its file in [plugins] files '
     assert refusal(empty.engine, "nope") == line + "(installed: none)"
     empty.load_file(write("mine.py"))
     assert refusal(empty.engine, "nope") == line + "(installed: echo)"
@@ -146,7 +146,7 @@ def test_missing_plugin(empty: Registry, write) -> None:
 
 def test_misspelt_plugin(install) -> None:
     install("tokenflow-tst", {"tst-engine": "tst_plugin"}, tst_plugin=ENGINE.format(name="tst-engine"))
-    assert 'no plugin offers the engine "tst-engin"; did you mean tst-engine? Otherwise pip' in refusal(
+    assert 'no plugin offers the engine "tst-engin"; did you mean tst-engine? Otherwise install' in refusal(
         Registry().engine, "tst-engin"
     )
 

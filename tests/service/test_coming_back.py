@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -131,6 +132,69 @@ async def test_continue_runs_on_and_can_be_replayed_until_its_time_is_up(autojum
         with pytest.raises(StreamNotFound):
             r.service.stream(stream.identity.id, "-")
         assert r.service._logs.bytes == 0
+
+
+async def test_continue_runs_on_also_when_the_window_was_full(autojump_clock: MockClock) -> None:
+    async with open_rig(stream={"window": 8}) as r:
+        stream, reader = await r.open("hello", max_tokens=300, attendance=CONTINUE)
+        await read_some(reader, 10)
+        await trio.sleep(10)
+        assert made(r, stream) == 18
+        reader.close()
+        await trio.sleep(5)
+        assert stream.phase is Phase.DONE
+        await r.settle()
+        record = r.sink.ended(stream.identity.id)
+        assert (record.reason, record.generated_tokens, record.delivered_tokens) == ("length", 300, 10)
+
+
+async def test_a_key_used_again_while_its_stream_is_being_cancelled_generates_anew(autojump_clock: MockClock) -> None:
+    async with open_rig(tokens_per_s=10) as r:
+        stream, reader = await ask(r)
+        await read_some(reader, 5)
+        reader.close()
+        anew, reader = await ask(r)
+        assert anew is not stream
+        assert isinstance((await read_all(reader))[-1][1], Ended)
+
+
+async def test_coming_back_in_the_very_tick_of_grace_does_not_rename_the_end(autojump_clock: MockClock) -> None:
+    async with open_rig(tokens_per_s=10) as r:
+        stream, reader = await r.open(attendance=replace(PAUSE, grace_s=5.0))
+        await trio.sleep(1)
+        reader.close()
+        await trio.sleep(5.0)
+        with suppress(ResumeWindowLost):
+            await read_all(stream.attach())
+        await r.settle()
+        record = r.sink.ended(stream.identity.id)
+        assert (record.reason, record.code, record.by) == ("disconnected", None, "client")
+
+
+async def test_ended_streams_that_nobody_reads_give_way_whole(autojump_clock: MockClock) -> None:
+    async with open_rig(slots=8, replay={"total_bytes": 400_000}) as r:
+        for _ in range(60):
+            _, reader = await r.open("x" * 1000, max_tokens=3, attendance=CONTINUE, user="u" * 1000)
+            await read_all(reader)
+        await r.settle()
+        gauges = await r.service.gauges()
+        assert gauges.kept_streams < 25 and gauges.replay_bytes <= 400_000
+        assert len(r.service.streams("-")) == gauges.kept_streams
+        assert all(s.asked.user is None for s in r.service.streams("-"))
+
+
+async def test_a_reader_that_lingers_holds_neither_the_record_nor_the_log(autojump_clock: MockClock) -> None:
+    async with open_rig() as r:
+        asked = replace(CONTINUE, retention_s=60.0)
+        stream, lingers = await r.open(max_tokens=20, attendance=asked)
+        await trio.sleep(35)
+        assert r.sink.ended(stream.identity.id).delivered_tokens == 0
+        await trio.sleep(60)
+        with pytest.raises(StreamNotFound):
+            r.service.stream(stream.identity.id, "-")
+        with pytest.raises(ResumeWindowLost):
+            await lingers.read()
+        lingers.close()
 
 
 async def test_who_comes_back_far_behind_paces_the_engine_again(autojump_clock: MockClock) -> None:

@@ -232,12 +232,16 @@ async def test_coalescing_gathers_for_the_span_and_loses_nothing(autojump_clock:
         await r.settle()
 
 
-async def test_coalescing_cannot_outgrow_the_window(autojump_clock: MockClock) -> None:
-    async with open_rig(stream={"window": 8}) as r:
+async def test_coalescing_does_not_slow_the_engine_and_the_window_counts_records(autojump_clock: MockClock) -> None:
+    async with open_rig(stream={"window": 8}, tokens_per_s=100) as r:
         _, reader = await r.open("hello", max_tokens=100, coalesce_ms=1000)
         text = "".join(e.text for _, e in await read_all(reader) if isinstance(e, Delta))
         assert text == generate("hello", 100)
-        assert trio.current_time() < 14, "a record that holds 8 events gives back the credit of 8"
+        assert trio.current_time() < 1.2
+        _, reader = await r.open("hello", max_tokens=1000, coalesce_ms=100)
+        await trio.sleep(30)
+        assert len(await reader.read()) == 8, "a reader that takes nothing stops it as ever"
+        reader.close()
 
 
 async def test_n_choices_share_one_window(autojump_clock: MockClock) -> None:

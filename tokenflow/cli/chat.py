@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.option("--model", help="The model's id; the server's first otherwise.")
 @click.option("--key", envvar="TOKENFLOW_KEY", show_envvar=True, help="API key.")
 @click.option("--system", help="A system message in front.")
-@click.option("--max-tokens", type=click.IntRange(min=1))
-@click.option("--temperature", type=click.FloatRange(min=0))
+@click.option("--max-tokens", type=click.IntRange(min=1), default=1024, show_default=True)
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.3, show_default=True)
 @click.pass_context
 def chat_command(
     ctx: click.Context,
@@ -32,8 +32,8 @@ def chat_command(
     model: str | None,
     key: str | None,
     system: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
+    max_tokens: int,
+    temperature: float,
 ) -> None:
     """Ask a server and show the answer as it comes.
 
@@ -43,9 +43,7 @@ def chat_command(
     """
     from tokenflow.cli.talk import Talk  # here, for the HTTP client is slow to import
 
-    options = {
-        name: value for name, value in (("max_tokens", max_tokens), ("temperature", temperature)) if value is not None
-    }
+    options = {"max_tokens": max_tokens, "temperature": temperature}
     talk = Talk(url=url.rstrip("/"), key=key, model=model, options=options)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     if message is None and _is_terminal():

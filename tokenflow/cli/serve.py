@@ -42,7 +42,8 @@ def announce(config: Config, url: str) -> None:
 def curl_line(config: Config, url: str) -> str:
     """A line to paste into a shell that streams from the first model."""
     model = next(iter(config.models))
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Say hello."}]}
+    message = {"role": "user", "content": "Say hello."}
+    body = {"model": model, "stream": True, "temperature": 0, "max_tokens": 64, "messages": [message]}
     quoted = json.dumps(body).replace("'", "\\u0027")  # a quote in a model's id would end the shell's string
     key = '-H "Authorization: Bearer $TOKENFLOW_KEY" ' if config.auth.keys else ""
     return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{quoted}'"

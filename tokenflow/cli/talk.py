@@ -34,6 +34,8 @@ class Reply:
     finish_reason: str | None = None
     done: bool = False
     interrupted: bool = False
+    killed_by: int | None = None
+    """The signal that is to end the program too, once the server knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,8 @@ class Talk:
         """
         reply = Reply()
         error = None
-        with trio.open_signal_receiver(signal.SIGINT) as signals:
+        # A closed terminal and a kill are a client that leaves, too: the server is to know at once.
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_interrupt, signals, reply, nursery.cancel_scope)
                 # The error leaves the nursery bare, not in a group.
@@ -67,6 +70,8 @@ class Talk:
                 nursery.cancel_scope.cancel()
         if error is not None and not reply.interrupted:
             raise error
+        if reply.killed_by is not None:
+            raise SystemExit(128 + reply.killed_by)
         return reply
 
     async def _answer(self, messages: list[Message], reply: Reply, show: Callable[[str], None]) -> ChatError | None:
@@ -86,8 +91,9 @@ class Talk:
 
 
 async def _interrupt(signals: AsyncIterator[int], reply: Reply, scope: trio.CancelScope) -> None:
-    async for _ in signals:
+    async for number in signals:
         reply.interrupted = True
+        reply.killed_by = None if number == signal.SIGINT else number
         scope.cancel()
 
 

@@ -14,6 +14,9 @@ from typing import Any
 
 from tokenflow.core.replay import Bounds, Record, ReplayLog
 
+STREAM_BYTES = 16_384
+"""What an ended stream is, beside its log: its task, sends, account and names (measured)."""
+
 
 class LogStore:
     """Makes logs, counts their bytes, and makes room.
@@ -33,18 +36,30 @@ class LogStore:
         self.evicted_records = 0
         """Counter: records dropped to make room for others."""
         self._live: dict[int, ReplayLog[Any]] = {}
-        self._ended: dict[int, tuple[ReplayLog[Any], float]] = {}  # least recently read first; with its time
+        self._ended: dict[
+            int, tuple[ReplayLog[Any], float, Callable[[], None]]
+        ] = {}  # least recently read first; with its time
 
-    def new(self, on_accept: Callable[[Record[Any]], None], *, keep: bool) -> ReplayLog[Any]:
+    def new(
+        self,
+        on_accept: Callable[[Record[Any]], None],
+        *,
+        on_read: Callable[[Record[Any]], None] = lambda record: None,
+        keep: bool,
+    ) -> ReplayLog[Any]:
         """An empty log, counted here until `forget`."""
-        log: ReplayLog[Any] = ReplayLog(on_accept, keep=keep, bounds=self._bounds, on_grow=self._grew)
+        log: ReplayLog[Any] = ReplayLog(on_accept, on_read=on_read, keep=keep, bounds=self._bounds, on_grow=self._grew)
         self._live[id(log)] = log
         return log
 
-    def ended(self, log: ReplayLog[Any], until: float) -> None:
-        """Its stream has ended; it is kept for replay `until` then, or until room is needed."""
+    def ended(self, log: ReplayLog[Any], until: float, on_evict: Callable[[], None] = lambda: None) -> None:
+        """Its stream has ended; it is kept for replay `until` then, or until room is needed: `on_evict`.
+
+        What is left of its stream is counted too, or a great many short ones would cost more than their logs.
+        """
         del self._live[id(log)]
-        self._ended[id(log)] = (log, until)
+        self._ended[id(log)] = (log, until, on_evict)
+        self._grew(STREAM_BYTES)
 
     def read(self, log: ReplayLog[Any]) -> None:
         """Somebody reads `log`: among the ended ones it goes last now."""
@@ -54,7 +69,10 @@ class LogStore:
     def forget(self, log: ReplayLog[Any]) -> None:
         """Drop all of `log`. Repeatable."""
         self._live.pop(id(log), None)
-        self._ended.pop(id(log), None)
+        if id(log) in self._ended:
+            _, _, on_evict = self._ended.pop(id(log))
+            self._grew(-STREAM_BYTES)
+            on_evict()
         log.clear()
 
     @property
@@ -66,7 +84,7 @@ class LogStore:
         """Evict, in order, until the total holds or nothing may go."""
         now = self._clock()
         ended = sorted(self._ended.values(), key=lambda kept: kept[1] > now)  # stable: least recently read first
-        for log, _ in ended:
+        for log, _, _ in ended:
             if self.has_room:
                 return
             self.evicted_records += log.statistics().held

@@ -59,7 +59,9 @@ class ReplayLog(Generic[E]):
     """Append-only, numbered, sealed once.
 
     Args:
-        on_accept: called with each record that the fastest reader has passed for the first time, in order.
+        on_accept: called with each record that the fastest reader has passed for the first time, in order; while the
+            log runs on without readers, with each at once.
+        on_read: called with each record that a reader has really taken, once, in order.
         keep: hold delivered records too, within `bounds`, for readers who come (back) later.
         bounds: of what is held.
         on_grow: called with the change in bytes held, whenever it changes.
@@ -69,11 +71,14 @@ class ReplayLog(Generic[E]):
         self,
         on_accept: Callable[[Record[E]], None],
         *,
+        on_read: Callable[[Record[E]], None] = lambda record: None,
         keep: bool = False,
         bounds: Bounds | None = None,
         on_grow: Callable[[int], None] = lambda change: None,
     ) -> None:
         self._on_accept = on_accept
+        self._on_read = on_read
+        self._read = 0  # the highest n that any reader has taken
         self._on_grow = on_grow
         self._bounds = bounds or Bounds()
         self._records: list[Record[E]] = []
@@ -154,7 +159,8 @@ class ReplayLog(Generic[E]):
         return count
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop everything: nothing that was in it will be accepted any more."""
+        self.accepted = self.head
         self._drop(len(self._records))
 
     def _drop(self, count: int) -> None:
@@ -175,8 +181,15 @@ class ReplayLog(Generic[E]):
     def _passed(self) -> None:
         """A cursor came, moved or went: give back the credit of what is newly accepted, drop what nobody needs."""
         if not self._readers:
+            if self.run_on:
+                self._accept(self.head)
             return
-        self._accept(max(reader.n for reader in self._readers))
+        fastest = max(reader.n for reader in self._readers)
+        while self._read < fastest:
+            self._read += 1
+            if self._read > self._dropped:  # else it comes back after what it had, and that is gone
+                self._on_read(self._records[self._read - self._dropped - 1])
+        self._accept(fastest)
         if not self.keep:
             self._drop(min(reader.n for reader in self._readers) - self._dropped)
 

@@ -26,6 +26,8 @@ def error_status(error: TokenflowError) -> int:
 
 def error_headers(error: TokenflowError) -> dict[str, str]:
     """`Retry-After` where waiting helps: whole seconds, at least one (RFC 9110 section 10.2.3)."""
+    if error.status_hint == 401:
+        return {"WWW-Authenticate": "Bearer"}  # RFC 9110 section 15.5.2
     seconds = error.retry_after_s
     if seconds is None:
         if error.status_hint not in (429, 503):

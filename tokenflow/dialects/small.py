@@ -23,7 +23,7 @@ from tokenflow.dialects.openai_common import attendance, generation_request
 from tokenflow.dialects.openai_frames import DONE, dumps
 from tokenflow.errors import InvalidRequest, TokenflowError
 
-_NUMBERS = frozenset({"max_tokens", "seed", "top_k", "coalesce_ms"})
+_NUMBERS = frozenset({"max_tokens", "seed", "top_k", "coalesce_ms", "n"})
 _FRACTIONS = frozenset({"temperature", "top_p", "min_p", "grace_s", "retention_s"})
 TEXT_CHARS = 10_000
 """Characters in one frame, so that its line keeps to the limit whatever they are."""
@@ -49,6 +49,8 @@ def parse_query(query: Mapping[str, str]) -> GenerationRequest:
 
 
 def _request(fields: Fields, *, stream: bool) -> GenerationRequest:
+    if (fields.integer("n") or 1) != 1:
+        raise InvalidRequest("This dialect has one choice; ask for more in OpenAI's.", param="n")
     return generation_request(fields, (TextPrompt(text=_prompt(fields)),), logprobs=None, stream=stream)
 
 

@@ -29,6 +29,8 @@ class StreamState:
     last_n: int
     on_disconnect: str
     finish_reasons: tuple[str | None, ...]
+    reason: str | None
+    """How it ended; None while it lives."""
     error: str | None
     """The code of the error that it ended with."""
     usage: Usage
@@ -49,6 +51,7 @@ def state_object(state: StreamState) -> dict[str, Any]:
         "last_n": state.last_n,
         "on_disconnect": state.on_disconnect,
         "finish_reasons": list(state.finish_reasons),
+        "reason": state.reason,
         "error": state.error,
         "usage": usage_object(state.usage),
         "age_s": round(state.age_s, 3),

@@ -171,9 +171,9 @@ class Registry:
     def _missing(self, kind: str, name: str, loaded: list[str]) -> str:
         there = sorted({plugin.name for plugin in self._installed} | set(loaded))
         close = difflib.get_close_matches(name, there, n=1)
-        meant = f"did you mean {close[0]}? Otherwise " if close else ""
+        meant = f"did you mean {close[0]}? Otherwise install" if close else "install"
         return (
-            f'no plugin offers the {kind} "{name}"; {meant}pip install {PROJECT}-{name}, or name its file in '
+            f'no plugin offers the {kind} "{name}"; {meant} the package that does, or name its file in '
             f"[plugins] files (installed: {', '.join(there) or 'none'})"
         )
 

@@ -20,6 +20,14 @@ def answer(body: Any, *, status: int = 200, headers: dict[str, str] | None = Non
     return response
 
 
+def nothing() -> Response:
+    """204: no body, and so neither a type nor a length of one (RFC 9110, 8.6)."""
+    response = Response(b"", status=204)
+    del response.headers["Content-Type"]
+    response.headers.pop("Content-Length", None)
+    return response
+
+
 def refusal(error: TokenflowError) -> Response:
     """`error` with its status."""
     return answer(envelope(error), status=error_status(error), headers=error_headers(error))

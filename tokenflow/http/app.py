@@ -22,6 +22,7 @@ log = logging.getLogger("tokenflow.http")
 def create_app(service: Service) -> QuartTrio:
     """Build the application around a service, which is open by the time of the first request."""
     app = QuartTrio("tokenflow", static_folder=None)
+    app.url_map.merge_slashes = False  # a redirect would be a page of HTML
     app.asgi_http_class, app.asgi_websocket_class = Connection, WebsocketConnection
     config = service.config.server
     app.config.update(

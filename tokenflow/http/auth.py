@@ -29,7 +29,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 def authenticate(request: Request, auth: AuthConfig) -> None:
     """Set `g.key` to the name of the request's key. Unauthorized if it has none that is let in."""
     g.key = NOBODY
-    if not auth.keys or request.path in OPEN:
+    if not auth.keys or request.path in OPEN or request.method == "OPTIONS":
         return
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:

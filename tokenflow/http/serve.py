@@ -96,7 +96,7 @@ async def _heed(signals: AsyncIterator[int], ready: trio.Event, stop: trio.Event
             log.warning("%s: ending at once", name)
             scope.cancel()
         else:
-            log.info("%s: draining", name)
+            log.info("%s: draining; live streams may go on for a while, a second signal ends them at once", name)
             stop.set()
 
 

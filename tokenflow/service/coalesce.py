@@ -14,11 +14,13 @@ class Coalescer:
 
     Args:
         append: takes (source, delta, how many events are in it).
+        merged: told the source of each event that joined another.
         span_s: how long a delta may wait for others.
     """
 
-    def __init__(self, append: Callable[[int, Delta, int], None], span_s: float) -> None:
+    def __init__(self, append: Callable[[int, Delta, int], None], merged: Callable[[int], None], span_s: float) -> None:
         self._append = append
+        self._merged = merged
         self._span_s = span_s
         self._held: dict[int, tuple[Delta, int]] = {}
         self._first = trio.Event()
@@ -28,8 +30,11 @@ class Coalescer:
             old, count = self._held[source]
             delta = Delta(old.text + delta.text, old.tokens + delta.tokens, old.logprobs + delta.logprobs)
             events += count
+        joined = source in self._held
         self._held[source] = (delta, events)
         self._first.set()
+        if joined:
+            self._merged(source)
 
     def flush(self) -> None:
         """Hand on what is held."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
+from contextvars import Context
 
 import trio
 
@@ -36,6 +37,8 @@ from tokenflow.service.nested import alongside
 from tokenflow.service.plan import Planner
 from tokenflow.service.room import RoomMaker
 from tokenflow.service.stream import Stream, StreamReader
+
+GOING_DOWN = "The server is shutting down. Ask again: another replica, or this one after its restart, will answer."
 
 log = logging.getLogger("tokenflow.service")
 
@@ -163,7 +166,8 @@ class Service:
         self._streams[id] = self.last_stream = stream
         if request.idempotency_key is not None:
             self._idempotent[key, request.idempotency_key] = (digest, stream)
-        self._nursery.start_soon(self._run, stream, (key, request.idempotency_key))
+        # In a context of its own: the handler's holds the whole request, body included, for as long as this lives.
+        Context().run(self._nursery.start_soon, self._run, stream, (key, request.idempotency_key))
         return stream, reader
 
     def _known(self, request: GenerationRequest, key: str, digest: bytes) -> Stream | None:
@@ -204,7 +208,7 @@ class Service:
 
     def _refuse_if_draining(self) -> None:
         if self.draining:
-            raise Draining("The server is shutting down.", retry_after_s=1.0)
+            raise Draining(GOING_DOWN, retry_after_s=1.0)
 
     async def drain(self) -> None:
         """Admit nothing more; let live streams go on for `drain_s`, then end them with an error: come back."""
@@ -215,7 +219,7 @@ class Service:
     def end_streams(self) -> None:
         """End every live stream with `draining`."""
         for stream in list(self._streams.values()):
-            stream.cancel("server", Draining("The server is shutting down.", retry_after_s=1.0))
+            stream.cancel("server", Draining(GOING_DOWN, retry_after_s=1.0))
 
     # --- for probes and pages ---------------------------------------------------------------------------------------
 

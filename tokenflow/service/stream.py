@@ -11,9 +11,10 @@ Events arrive outside the stream's own task (the step loop hands them out), so w
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
@@ -25,7 +26,7 @@ from tokenflow.core.deadlines import Deadline
 from tokenflow.core.logstore import LogStore
 from tokenflow.core.replay import Record, ReplayLog
 from tokenflow.core.states import Phase
-from tokenflow.core.types import Attendance, GenerationRequest, Timeouts
+from tokenflow.core.types import Attendance, GenerationRequest, TextPrompt, Timeouts
 from tokenflow.dialects.streams import StreamState
 from tokenflow.engines.host import EngineHost
 from tokenflow.errors import (
@@ -56,6 +57,13 @@ class StreamSettings:
     """With its defaults filled in."""
     kept: bool
     """Its log holds what has been delivered, and can be replayed after the end."""
+
+
+TAIL_S = 30.0
+"""How long the usage record waits for readers of what is left, after the end."""
+_WORD = {True: "it is paused", False: "it runs on"}
+
+log = logging.getLogger("tokenflow.streams")
 
 
 class Stream:
@@ -104,13 +112,14 @@ class Stream:
         self._scope = trio.CancelScope(deadline=self._deadline.at)
         self.attendance = settings.attendance
         self._logs = logs
-        self._log: ReplayLog[StreamEvent] = logs.new(self._accept, keep=settings.kept)
+        self._log: ReplayLog[StreamEvent] = logs.new(self._accept, on_read=self._read, keep=settings.kept)
         share = max(1, settings.window // len(sequences))
         self._sends = [Send(partial(self._on_event, i), window=share) for i in range(len(sequences))]
-        self._coalescer = Coalescer(self._append, settings.coalesce_s) if settings.coalesce_s else None
+        self._coalescer = Coalescer(self._append, self._merged, settings.coalesce_s) if settings.coalesce_s else None
         self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
+        self._forgotten = trio.Event()  # its log had to make room
         self._held_by_client = False  # paused through the API
         self._reasons: list[FinishReason | None] = [None] * len(sequences)
         self._untold = [0] * len(sequences)  # tokens whose text is held: they count with the next delta
@@ -126,7 +135,7 @@ class Stream:
     @property
     def well(self) -> bool:
         """It is alive, or ended as it should: to attach to it is as good as to generate again."""
-        return self.phase is not Phase.DONE or None not in self._reasons
+        return None not in self._reasons or not (self.phase is Phase.DONE or self._scope.cancel_called)
 
     @property
     def state(self) -> StreamState:
@@ -142,6 +151,7 @@ class Stream:
             last_n=self._log.head,
             on_disconnect=self.attendance.on_disconnect,
             finish_reasons=tuple(self._reasons),
+            reason=self._ended_as.reason if self.phase is Phase.DONE else None,
             error=self._ended_as.code,
             usage=self._account.usage,
             age_s=trio.current_time() - self._admitted_at,
@@ -173,7 +183,7 @@ class Stream:
         self._logs.read(self._log)
         if self._unread.is_set():
             self._unread = trio.Event()
-        self._deadline.returned()
+        self._move_deadline(lambda now: self._deadline.returned(), trio.current_time())
         self._regulate()
         return reader
 
@@ -184,7 +194,10 @@ class Stream:
             self._unread.set()
             if self.attendance.resumable:
                 assert self.attendance.grace_s is not None
-                self._deadline.left(trio.current_time(), self.attendance.grace_s)
+                grace_s = self.attendance.grace_s
+                self._move_deadline(partial(self._deadline.left, grace_s=grace_s), trio.current_time())
+                if self.phase is not Phase.DONE:
+                    log.info("%s: its reader left; %s for %g s", self.identity.id, _WORD[self.paused], grace_s)
             else:
                 self._stop(Outcome("disconnected", "client"))
         self._regulate()
@@ -324,9 +337,11 @@ class Stream:
             phase = self._deadline.done()
             self._log.seal(end)
             until = self.attendance.retention_s or 0.0
-            self._logs.ended(self._log, trio.current_time() + until)
+            self._logs.ended(self._log, trio.current_time() + until, self._forgotten.set)
+            self._forget_what_was_asked()
             try:
-                await self._unread.wait()  # the tail may still be being read; the transport bounds how slowly
+                with trio.move_on_after(TAIL_S):
+                    await self._unread.wait()  # the tail may still be being read
             finally:
                 dropped = sum(send.dropped for send in self._sends)
                 self._account.close(self._ended_as, phase, released_at, dropped)
@@ -336,10 +351,18 @@ class Stream:
         try:
             if self._log.keep:
                 assert self.attendance.retention_s is not None
-                await trio.sleep(self.attendance.retention_s)
+                with trio.move_on_after(self.attendance.retention_s):
+                    await self._forgotten.wait()  # earlier, where others needed the room
+            elif self._readers:
                 await self._unread.wait()
         finally:
             self._logs.forget(self._log)
+
+    def _forget_what_was_asked(self) -> None:
+        """An ended stream is kept for what it said: prompts may be a hundred times that."""
+        self._sequences = ()
+        prompts = tuple(TextPrompt(text="") for _ in self.asked.prompts)
+        self.asked = replace(self.asked, prompts=prompts, user=None, stop=())
 
     async def _generate(self) -> None:
         await self._slots_held.wait()
@@ -422,9 +445,13 @@ class Stream:
         if stalled:
             self._note_idleness(now)
 
+    def _merged(self, index: int) -> None:
+        """A delta has joined another that waits: the two will be one record, and take the room of one."""
+        self._sends[index].accept(1)
+
     def _append(self, index: int, delta: Delta, events: int) -> None:
         self._logged += events
-        self._log.append(delta, index, events, size=len(delta.text.encode()) + 200 * len(delta.logprobs))
+        self._log.append(delta, index, 1, size=len(delta.text.encode()) + 200 * len(delta.logprobs))
         if events > 1:
             self._regrant()
 
@@ -433,12 +460,15 @@ class Stream:
         if self._sends[0].most is not None:
             self._regulate()
 
+    def _read(self, record: Record[StreamEvent]) -> None:
+        """A reader has really taken `record`."""
+        if not isinstance(record.event, Failed):
+            self._account.delivered(record.event.tokens)
+
     def _accept(self, record: Record[StreamEvent]) -> None:
         """The fastest reader has `record`: its credit goes back to where it came from."""
         if record.source >= 0:
             self._sends[record.source].accept(record.events)
-        if not isinstance(record.event, Failed):
-            self._account.delivered(record.event.tokens)
         if self.slotless or (self._deadline.suspended and not self._stalled):
             self._regulate()
 

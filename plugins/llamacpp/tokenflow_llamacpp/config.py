@@ -59,7 +59,7 @@ def model_path(model: str) -> tuple[Path, str]:
     if source is not None:
         path, way_out = source.path, f"fetch it with `tokenflow pull {source.name}`"
     else:
-        path, way_out = Path(model).expanduser(), "`model` is the path of a GGUF file or one of: " + _names()
+        path, way_out = Path(model).expanduser().absolute(), "`model` is the path of a GGUF file or one of: " + _names()
     if not path.is_file():
         raise StartupError(f"{path}: there is no such model file; {way_out}.")
     if not os.access(path, os.R_OK):

@@ -12,7 +12,7 @@ from quart_trio import QuartTrio
 from tokenflow.dialects.small import SmallEncoder, parse_query
 from tokenflow.dialects.streams import parse_after, parse_event_id, state_object
 from tokenflow.errors import InvalidRequest, Overloaded, StreamNotFound
-from tokenflow.http.answers import answer
+from tokenflow.http.answers import answer, nothing
 from tokenflow.http.events import HEADERS
 from tokenflow.http.speak import CHAT, DIALECTS, NAMED, TOKENS, Dialect, as_events
 from tokenflow.service.service import Service
@@ -29,14 +29,15 @@ def register(app: QuartTrio, service: Service) -> None:
     @app.get("/v1/streams/<id>")
     async def look(id: str) -> Response:
         stream = service.stream(id, g.key)
-        if "text/event-stream" not in request.headers.get("Accept", ""):
+        reads = "text/event-stream" in request.headers.get("Accept", "") or "Last-Event-ID" in request.headers
+        if request.method == "HEAD" or not reads:
             return answer(state_object(stream.state))
         return _read_on(service, stream, _after(id), _dialect(stream))
 
     @app.delete("/v1/streams/<id>")
     async def cancel(id: str) -> Response:
         service.stream(id, g.key).cancel("client")
-        return Response(b"", status=204)
+        return nothing()
 
     @app.post("/v1/streams/<id>/pause")
     async def pause(id: str) -> Response:
@@ -57,6 +58,8 @@ def register(app: QuartTrio, service: Service) -> None:
 
 async def _event_source(service: Service) -> Response:
     """A browser repeats its own URL: the id in its header says that it was here before."""
+    if request.method == "HEAD":
+        return Response(b"", headers=HEADERS)  # to look is not to generate
     last = request.headers.get("Last-Event-ID")
     if last:
         id, after = parse_event_id(last)
@@ -74,7 +77,7 @@ def _read_on(service: Service, stream: Stream, after: int, dialect: Dialect) -> 
     reader = stream.attach(after)
     if reader.at_end:
         reader.close()
-        return Response(b"", status=204)
+        return nothing()
     return as_events(service, stream, reader, dialect, ids=True)
 
 

@@ -198,7 +198,7 @@ class Session:
                 await self._read(generation)
             except ResumeWindowLost as exc:
                 self._forget(generation)
-                await self._socket.send(generation.encoder.failure(after, exc))
+                await self._socket.send(generation.encoder.failure(generation.reader.n, exc))
             finally:
                 self._forget(generation)
                 self._live -= 1
