@@ -374,3 +374,47 @@ async def test_drained_it_says_aborted_or_draining(tmp_path_factory: pytest.Temp
 async def test_a_post_that_asks_for_what_only_streams_have_is_refused(port: int) -> None:
     answer = await post(port, "/v1/completions", completion("a", stream_options={"on_disconnect": "pause"}))
     assert answer.status in (400, 401)
+
+
+async def test_to_look_is_not_to_generate(port: int) -> None:
+    before = (await ask(port, "GET", "/_debug/generated", headers=ALICE)).json["total"]
+    head = await ask(port, "HEAD", "/stream?prompt=hello&max_tokens=5", headers=ALICE)
+    assert (head.status, head.body) == (200, b"")
+    async with connect(port) as wire:
+        id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=2))
+        await wire.frames()
+    assert (await ask(port, "HEAD", f"/v1/streams/{id}", headers=ALICE | SSE)).status == 200
+    assert (await ask(port, "GET", "/_debug/generated", headers=ALICE)).json["total"] == before + 2
+
+
+async def test_no_content_is_none_at_all(port: int) -> None:
+    async with connect(port) as wire:
+        id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=2))
+        await wire.frames()
+    for method, target in [("DELETE", f"/v1/streams/{id}"), ("GET", f"/v1/streams/{id}?after=3")]:
+        answer = await ask(port, method, target, headers=ALICE | SSE)
+        assert answer.status == 204
+        assert (answer.head["content-length"], answer.head["content-type"]) == (None, None)
+
+
+async def test_a_last_event_id_is_enough_to_be_read_on(port: int) -> None:
+    async with connect(port) as wire:
+        id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=4))
+        await wire.frames()
+    async with connect(port) as wire:
+        await opened(wire, "GET", f"/v1/streams/{id}", Last_Event_ID=f"{id}:3")
+        assert next(event.id for event in events(raws(await wire.frames()))) == f"{id}:4"
+
+
+async def test_a_401_says_how(port: int) -> None:
+    answer = await ask(port, "GET", "/v1/streams")
+    assert (answer.status, answer.head["www-authenticate"]) == (401, "Bearer")
+
+
+async def test_how_a_stream_ended_can_be_seen(port: int) -> None:
+    async with connect(port) as wire:
+        id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=4000))
+        await take(wire, 2)
+        await ask(port, "DELETE", f"/v1/streams/{id}", headers=ALICE)
+        await wire.frames()
+    assert (await ask(port, "GET", f"/v1/streams/{id}", headers=ALICE)).json["reason"] == "cancelled"
