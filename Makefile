@@ -7,6 +7,8 @@ OLD        := .venv-openai-old
 PLUGINS    := synthetic llamacpp ledger prometheus
 MODEL      := smollm2-135m-instruct
 OLD_OPENAI := 2.9.0
+# Tests on virtual time or none at all: they may share the machine. The others measure.
+PURE       := tests/core tests/dialects tests/chat tests/config tests/service tests/engines tests/client
 
 .PHONY: serve test check stress bench model clean
 
@@ -14,7 +16,8 @@ serve: model
 	$(BIN)/tokenflow serve -c conf/tokenflow.toml
 
 test: .venv/.installed-dev $(OLD)/.installed model
-	$(BIN)/python -m pytest -m "not stress" $(ARGS)
+	$(BIN)/python -m pytest -m "not stress" -n 2 $(PURE) $(ARGS)
+	$(BIN)/python -m pytest -m "not stress" $(PURE:%=--ignore=%) $(ARGS)
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -96,7 +96,8 @@ WRONG = {
     "unknown key": ("[server]\nprot = 1", "conf/x.toml:2: server.prot: unknown key; did you mean port?"),
     "unknown key, like none": (
         "[stream]\nxyzzy = 1",
-        "conf/x.toml:2: stream.xyzzy: unknown key; there is coalesce_max_ms, coalesce_ms, heartbeat_s, park_hold_s, stall_s, window",
+        "conf/x.toml:2: stream.xyzzy: unknown key; there is coalesce_max_ms, coalesce_ms, "
+        "heartbeat_s, park_hold_s, stall_s, window",
     ),
     "unknown key in a row": (
         f'[[auth.keys]]\nname = "a"\nsha256 = "{HASH}"\nnmae = "b"',
