@@ -8,7 +8,8 @@ PLUGINS    := synthetic llamacpp ledger prometheus
 MODEL      := smollm2-135m-instruct
 OLD_OPENAI := 2.9.0
 # Tests on virtual time or none at all: they may share the machine. The others measure.
-PURE       := tests/core tests/dialects tests/chat tests/config tests/service tests/engines tests/client
+PURE       := tests/core tests/dialects tests/chat tests/config tests/service tests/engines tests/client tests/cli \
+              plugins/ledger plugins/prometheus
 
 .PHONY: serve test check stress bench model clean
 

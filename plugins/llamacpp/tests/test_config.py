@@ -60,7 +60,7 @@ def test_neither_a_name_nor_a_file(cache: Path) -> None:
     with pytest.raises(StartupError) as info:
         model_path("smollm")
     assert str(info.value) == (
-        "smollm: there is no such model file; `model` is the path of a GGUF file or one of: "
+        f"{Path.cwd() / 'smollm'}: there is no such model file; `model` is the path of a GGUF file or one of: "
         "smollm2-135m-instruct (`tokenflow pull smollm2-135m-instruct`)."
     )
 
