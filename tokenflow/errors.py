@@ -217,3 +217,10 @@ class PluginError(StartupError):
     """A plugin is missing, does not load, or breaks a promise."""
 
     code = "plugin_error"
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first error inside groups, however deep; `error` itself if it is no group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -32,7 +32,7 @@ from tokenflow.core.types import (
     Started,
     TokenLogprob,
 )
-from tokenflow.errors import EngineClosed, EngineError, EngineStuck, InvalidRequest, StartupError
+from tokenflow.errors import ContextLengthExceeded, EngineClosed, EngineError, EngineStuck, InvalidRequest, StartupError
 
 __all__ = [
     "API_VERSION",
@@ -40,6 +40,7 @@ __all__ = [
     "TTFT_BUCKETS_S",
     "TTLT_BUCKETS_S",
     "Admitted",
+    "ContextLengthExceeded",
     "Delta",
     "Ended",
     "Engine",

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from tokenflow.api import Engine, EngineInfo, EnginePlugin, EngineStats
-from tokenflow.errors import EngineClosed, PluginError, StartupError
+from tokenflow.errors import EngineClosed, PluginError, StartupError, first_error
 
 log = logging.getLogger("tokenflow.engines")
 
@@ -83,7 +83,7 @@ class EngineHost:
             except Exception as exc:
                 if not self.openings:
                     raise _for_people(self.id, exc) from exc
-                log.error("model %s: its engine ended: %s", self.id, _leaf(exc))
+                log.error("model %s: its engine ended: %s", self.id, first_error(exc))
             finally:
                 self._engine = None
             failures = 0 if self.openings > opened else failures + 1
@@ -106,15 +106,8 @@ class EngineHost:
             await trio.sleep_forever()
 
 
-def _leaf(exc: BaseException) -> BaseException:
-    """The first exception inside a group, or the exception itself."""
-    while isinstance(exc, BaseExceptionGroup):
-        exc = exc.exceptions[0]
-    return exc
-
-
 def _for_people(id: str, exc: Exception) -> StartupError:
-    leaf = _leaf(exc)
+    leaf = first_error(exc)
     if isinstance(leaf, StartupError):
         return type(leaf)(f"model {id!r}: {leaf.message}")
     return StartupError(f"model {id!r}: its engine does not open: {type(leaf).__name__}: {leaf}")

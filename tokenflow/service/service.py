@@ -110,10 +110,10 @@ class Service:
                 await trio.sleep_forever()
 
     def _room_maker(self, model: Model) -> RoomMaker:
-        def streams() -> list[Stream]:
-            return [s for s in self._streams.values() if s.identity.model == model.id]
+        return RoomMaker(model.admission, lambda: self._streams_of(model), self.config.stream.park_hold_s)
 
-        return RoomMaker(model.admission, streams, self.config.stream.park_hold_s)
+    def _streams_of(self, model: Model) -> list[Stream]:
+        return [stream for stream in self._streams.values() if stream.identity.model == model.id]
 
     def model(self, id: str) -> Model:
         """The model with that id; "" is the default. ModelNotFound otherwise."""
@@ -249,11 +249,10 @@ class Service:
 
     async def _gauges(self, model: Model) -> ModelGauges:
         stats = await model.host.stats()
-        mine = [s for s in self._streams.values() if s.identity.model == model.id]
         return ModelGauges(
             model=model.id,
             ready=await model.host.ready(),
-            active=sum(s.holds_slots for s in mine),
+            active=sum(stream.holds_slots for stream in self._streams_of(model)),
             waiting=model.admission.waiting,
             slots=stats.slots,
             slots_used=stats.slots_used,

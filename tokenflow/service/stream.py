@@ -39,6 +39,7 @@ from tokenflow.errors import (
     QueueTimeout,
     TokenflowError,
     TotalTimeout,
+    first_error,
 )
 from tokenflow.service.account import Account, By, Emit, Outcome, StreamIdentity
 from tokenflow.service.coalesce import Coalescer
@@ -565,10 +566,9 @@ class StreamReader:
 
 def _as_ours(failure: Exception) -> TokenflowError:
     """The error behind a failure, as one that a client may be told."""
-    while isinstance(failure, ExceptionGroup):
-        failure = failure.exceptions[0]
-    if isinstance(failure, TokenflowError):
-        return failure
-    error = EngineError(f"The engine failed: {type(failure).__name__}: {failure}")
-    error.__cause__ = failure
+    cause = first_error(failure)
+    if isinstance(cause, TokenflowError):
+        return cause
+    error = EngineError(f"The engine failed: {type(cause).__name__}: {cause}")
+    error.__cause__ = cause
     return error

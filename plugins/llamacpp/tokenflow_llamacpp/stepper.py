@@ -20,8 +20,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tokenflow.api import EngineError, EngineInfo, InvalidRequest, Sequence, Step
-from tokenflow.errors import ContextLengthExceeded
+from tokenflow.api import ContextLengthExceeded, EngineError, EngineInfo, InvalidRequest, Sequence, Step
 from tokenflow_llamacpp.config import LlamaConfig
 from tokenflow_llamacpp.loading import Loaded, load
 from tokenflow_llamacpp.sampling import Samplers, token_logprob

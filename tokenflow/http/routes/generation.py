@@ -33,7 +33,7 @@ async def _generate(service: Service, path: str) -> Response:
     dialect = DIALECTS[path]
     body = await request.get_data(True, False, False)
     asked = _with_idempotency_key(dialect.parse(body))
-    digest = sha256(path.encode() + b"\0" + body).digest()
+    digest = b"" if asked.idempotency_key is None else sha256(path.encode() + b"\0" + body).digest()
     stream, reader = await service.open(asked, key=g.key, route=path, digest=digest)
     if asked.stream:
         return as_events(service, stream, reader, dialect, ids=asked.attendance.resumable)

@@ -28,6 +28,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
 from hypercorn.utils import parse_socket_addr
 
+from tokenflow.errors import first_error
+
 from .asgi import AppTasks, ClientDisconnected
 from .h11 import CorrectedH11Protocol
 
@@ -236,7 +238,6 @@ async def _wait_hangup(sock: socket.socket) -> None:
 
 def _where(error: BaseException) -> str:
     """Name the first exception and its line, but nothing of what the client sent: it may hold a key."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first_error(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {last.filename}:{last.lineno}"
