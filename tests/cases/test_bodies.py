@@ -245,10 +245,11 @@ async def test_case_25_nothing_to_go_on_from(
 
 
 OPTIONAL = """
-model n max_tokens max_completion_tokens temperature top_p top_k min_p repetition_penalty repeat_penalty
-frequency_penalty presence_penalty seed logit_bias stop stream stream_options logprobs top_logprobs ignore_eos
-coalesce_ms timeouts user tools tool_choice functions function_call response_format parallel_tool_calls metadata
-store service_tier reasoning_effort echo suffix best_of
+model n max_tokens max_completion_tokens temperature top_p top_k min_p typical_p xtc_probability xtc_threshold
+dry_multiplier dry_base dry_allowed_length dry_range dry_sequence_breakers mirostat mirostat_tau mirostat_eta
+banned_strings repetition_penalty repeat_penalty frequency_penalty presence_penalty seed logit_bias stop stream
+stream_options logprobs top_logprobs ignore_eos coalesce_ms timeouts user tools tool_choice functions function_call
+response_format parallel_tool_calls metadata store service_tier reasoning_effort echo suffix best_of
 """
 
 

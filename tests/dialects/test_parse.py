@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenflow.core.types import ChatPrompt, GenerationRequest, Sampling, TextPrompt, TokenPrompt
+from tokenflow.core.types import (
+    ChatPrompt,
+    Dry,
+    GenerationRequest,
+    Mirostat,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+    Xtc,
+)
 from tokenflow.dialects import openai_chat, openai_completions, tokens
 from tokenflow.errors import InvalidRequest
 
@@ -56,6 +65,18 @@ ALL = {
     "top_p": 0.5,
     "top_k": 40,
     "min_p": 0.1,
+    "typical_p": 0.9,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "dry_multiplier": 0.8,
+    "dry_base": 2,
+    "dry_allowed_length": 3,
+    "dry_range": 512,
+    "dry_sequence_breakers": ["\n"],
+    "mirostat": 2,
+    "mirostat_tau": 4,
+    "mirostat_eta": 0.2,
+    "banned_strings": ["shivers", "spine"],
     "repetition_penalty": 1.1,
     "frequency_penalty": -2,
     "presence_penalty": 2.0,
@@ -80,6 +101,11 @@ def test_every_shared_field(parse):
         top_p=0.5,
         top_k=40,
         min_p=0.1,
+        typical_p=0.9,
+        xtc=Xtc(probability=0.5, threshold=0.2),
+        dry=Dry(multiplier=0.8, base=2.0, allowed_length=3, range_tokens=512, sequence_breakers=("\n",)),
+        mirostat=Mirostat(tau=4.0, eta=0.2),
+        banned_strings=("shivers", "spine"),
         repetition_penalty=1.1,
         frequency_penalty=-2.0,
         presence_penalty=2.0,
@@ -105,6 +131,18 @@ def test_other_spellings(parse):
     assert parse(logit_bias={}).sampling.logit_bias is None
     assert parse(stream=True, stream_options={}).include_usage is False
     assert parse(nobody_knows=[{"this": "field"}], metadata=7).n == 1
+
+
+@pytest.mark.parametrize("parse", [chat, completions])
+def test_samplers_of_several_fields(parse):
+    """They are on by the field that says how much, and the others have defaults."""
+    off = parse(xtc_probability=0, xtc_threshold=0.3, dry_multiplier=0, dry_base=3, mirostat=0, mirostat_tau=1)
+    assert off.sampling == parse(banned_strings=[]).sampling == Sampling()
+    on = parse(xtc_probability=1, dry_multiplier=1, dry_sequence_breakers=[], mirostat=2, banned_strings="x").sampling
+    assert on.xtc == Xtc(probability=1.0, threshold=0.1)
+    assert on.dry == Dry(multiplier=1.0, base=1.75, allowed_length=2, range_tokens=0, sequence_breakers=())
+    assert on.mirostat == Mirostat(tau=5.0, eta=0.1)
+    assert on.banned_strings == ("x",)
 
 
 def test_the_route_can_settle_whether_it_streams():
@@ -217,6 +255,20 @@ SHARED = [
     ({"top_k": -2}, "top_k", VALUE),
     ({"top_k": 1 << 63}, "top_k", VALUE),
     ({"min_p": 1.5}, "min_p", VALUE),
+    ({"typical_p": 0}, "typical_p", VALUE),
+    ({"xtc_probability": 1.1}, "xtc_probability", VALUE),
+    ({"xtc_threshold": -1}, "xtc_threshold", VALUE),
+    ({"dry_multiplier": -1}, "dry_multiplier", VALUE),
+    ({"dry_base": 0.5}, "dry_base", VALUE),
+    ({"dry_allowed_length": 0}, "dry_allowed_length", VALUE),
+    ({"dry_range": 1 << 31}, "dry_range", VALUE),
+    ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers[0]", VALUE),
+    ({"mirostat": 1}, "mirostat", UNSUPPORTED),
+    ({"mirostat": True}, "mirostat", TYPE),
+    ({"mirostat_tau": 0}, "mirostat_tau", VALUE),
+    ({"mirostat_eta": -0.1}, "mirostat_eta", VALUE),
+    ({"banned_strings": ["a", 7]}, "banned_strings[1]", TYPE),
+    ({"banned_strings": ""}, "banned_strings", VALUE),
     ({"repetition_penalty": 0}, "repetition_penalty", VALUE),
     ({"repeat_penalty": "x"}, "repeat_penalty", TYPE),
     ({"frequency_penalty": 2.5}, "frequency_penalty", VALUE),

@@ -20,17 +20,20 @@ from tokenflow.core.lifecycle import (
 from tokenflow.core.timings import TBT_BUCKETS_S, TTFT_BUCKETS_S, TTLT_BUCKETS_S
 from tokenflow.core.types import (
     Delta,
+    Dry,
     EngineInfo,
     EngineStats,
     Event,
     Finished,
     FinishReason,
+    Mirostat,
     Released,
     Resumed,
     Sampling,
     SequenceRequest,
     Started,
     TokenLogprob,
+    Xtc,
 )
 from tokenflow.errors import ContextLengthExceeded, EngineClosed, EngineError, EngineStuck, InvalidRequest, StartupError
 
@@ -42,6 +45,7 @@ __all__ = [
     "Admitted",
     "ContextLengthExceeded",
     "Delta",
+    "Dry",
     "Ended",
     "Engine",
     "EngineClosed",
@@ -61,6 +65,7 @@ __all__ = [
     "LifecycleEvent",
     "LoopEngine",
     "MetricsSink",
+    "Mirostat",
     "ModelGauges",
     "ModelSource",
     "Released",
@@ -78,6 +83,7 @@ __all__ = [
     "StepLoop",
     "Stepper",
     "TokenLogprob",
+    "Xtc",
     "cache_dir",
     "engine_from_blocking_iterator",
     "engine_from_generator",

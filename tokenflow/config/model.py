@@ -73,7 +73,9 @@ class LimitsConfig:
     max_stop: Count = 16
     """Stop strings per request."""
     max_stop_chars: Count = 512
-    """Characters per stop string."""
+    """Characters per stop string or banned string."""
+    max_banned_strings: Count = 64
+    """Banned strings per request."""
     max_logit_bias: Count = 1024
     """Entries in logit_bias."""
     max_top_logprobs: Annotated[int, Ge(0)] = 20

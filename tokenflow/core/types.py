@@ -16,6 +16,37 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Xtc:
+    """Exclude top choices: with `probability`, drop all tokens that reach `threshold` but the least likely of them."""
+
+    probability: float
+    threshold: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dry:
+    """Don't repeat yourself: a token that would go on with a repetition of n tokens, n at least `allowed_length`, loses
+    `multiplier * base ** (n - allowed_length)` from its logit.
+    """
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    range_tokens: int = 0
+    """Look for repetitions in this many tokens; 0: in all."""
+    sequence_breakers: tuple[str, ...] | None = None
+    """No repetition is followed across a token with one of these in it; None: the engine's choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirostat:
+    """Mirostat 2.0: keep the text's surprise near `tau` bits a token, correcting by `eta`. Basu et al. 2020."""
+
+    tau: float = 5.0
+    eta: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the next token is drawn. None: not asked for, so the engine's default (OpenAI's: temperature 1, top_p 1).
 
@@ -31,6 +62,11 @@ class Sampling:
     """Nucleus: the smallest set of tokens whose probability reaches top_p."""
     min_p: float | None = None
     """Keep tokens with at least min_p times the likeliest one's probability."""
+    typical_p: float | None = None
+    """Locally typical: those of nearly average surprise, as many as reach typical_p together. Meister et al. 2022."""
+    xtc: Xtc | None = None
+    dry: Dry | None = None
+    mirostat: Mirostat | None = None
     repetition_penalty: float | None = None
     """Divides (or multiplies, below 0) the logits of tokens seen before; 1 is off. Keskar et al. 2019."""
     frequency_penalty: float | None = None
@@ -41,6 +77,8 @@ class Sampling:
     """The same seed, prompt and parameters give the same tokens, where the engine can promise it."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of token ids; -100 bans."""
+    banned_strings: tuple[str, ...] | None = None
+    """Never in the text: where one would come, whatever its case, the engine goes back and says something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

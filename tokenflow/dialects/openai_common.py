@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from tokenflow.core.types import Attendance, GenerationRequest, OnDisconnect, Prompt, Sampling
-from tokenflow.dialects.fields import Fields, as_number, as_text, shown, wrong_type
+from tokenflow.core.types import Attendance, Dry, GenerationRequest, Mirostat, OnDisconnect, Prompt, Sampling, Xtc
+from tokenflow.dialects.fields import Fields, as_number, as_text, shown, unsupported, wrong_type
 from tokenflow.errors import InvalidRequest
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+INT32_MAX = (1 << 31) - 1
 
 TIMEOUT_KEYS = {
     "queue_timeout_s": "queue_s",
@@ -45,7 +47,7 @@ def generation_request(
         n=fields.integer("n", least=1) or 1,
         max_tokens=_max_tokens(fields),
         sampling=_sampling(fields),
-        stop=_stop(fields),
+        stop=_strings(fields, "stop", "stop everything") or (),
         logprobs=logprobs,
         ignore_eos=fields.boolean("ignore_eos") or False,
         stream=streaming,
@@ -73,12 +75,47 @@ def _sampling(fields: Fields) -> Sampling:
         top_k=0 if top_k == -1 else top_k,  # -1 is how other servers spell "all"
         top_p=fields.number("top_p", above=0, most=1),
         min_p=fields.number("min_p", least=0, most=1),
+        typical_p=fields.number("typical_p", above=0, most=1),
+        xtc=_xtc(fields),
+        dry=_dry(fields),
+        mirostat=_mirostat(fields),
         repetition_penalty=alias if penalty is None else penalty,
         frequency_penalty=fields.number("frequency_penalty", least=-2, most=2),
         presence_penalty=fields.number("presence_penalty", least=-2, most=2),
         seed=fields.integer("seed", least=INT64_MIN, most=INT64_MAX),
         logit_bias=_logit_bias(fields),
+        banned_strings=_strings(fields, "banned_strings", "ban everything") or None,
     )
+
+
+def _xtc(fields: Fields) -> Xtc | None:
+    probability = fields.number("xtc_probability", least=0, most=1)
+    threshold = fields.number("xtc_threshold", least=0, most=1)
+    return Xtc(probability=probability, **_given(threshold=threshold)) if probability else None
+
+
+def _dry(fields: Fields) -> Dry | None:
+    multiplier = fields.number("dry_multiplier", least=0)
+    given = _given(
+        base=fields.number("dry_base", least=1),
+        allowed_length=fields.integer("dry_allowed_length", least=1, most=INT32_MAX),
+        range_tokens=fields.integer("dry_range", least=0, most=INT32_MAX),
+        sequence_breakers=_strings(fields, "dry_sequence_breakers", "break everything"),
+    )
+    return Dry(multiplier=multiplier, **given) if multiplier else None
+
+
+def _mirostat(fields: Fields) -> Mirostat | None:
+    version = fields.integer("mirostat", least=0)
+    given = _given(tau=fields.number("mirostat_tau", above=0), eta=fields.number("mirostat_eta", least=0))
+    if version not in (None, 0, 2):
+        raise unsupported("mirostat", "only version 2 of it is done here; 0 is off.")
+    return Mirostat(**given) if version else None
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that are given; the others have a default of their own."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _logit_bias(fields: Fields) -> Mapping[int, float] | None:
@@ -93,21 +130,22 @@ def _logit_bias(fields: Fields) -> Mapping[int, float] | None:
     return bias or None
 
 
-def _stop(fields: Fields) -> tuple[str, ...]:
-    value = fields.get("stop")
+def _strings(fields: Fields, name: str, empty: str) -> tuple[str, ...] | None:
+    """One string or several, none of them empty: `empty` says what such a one would do."""
+    value = fields.get(name)
     if value is None:
-        return ()
+        return None
     if isinstance(value, str):
-        return (_stop_string(value, "stop"),)
+        return (_string(value, name, empty),)
     if not isinstance(value, list):
-        raise wrong_type("stop", "a string or an array of strings", value)
-    return tuple(_stop_string(item, f"stop[{i}]") for i, item in enumerate(value))
+        raise wrong_type(name, "a string or an array of strings", value)
+    return tuple(_string(item, f"{name}[{i}]", empty) for i, item in enumerate(value))
 
 
-def _stop_string(value: object, path: str) -> str:
+def _string(value: object, path: str, empty: str) -> str:
     text = as_text(value, path)
     if not text:
-        raise InvalidRequest(f"'{path}' is an empty string, which would stop everything.", param=path)
+        raise InvalidRequest(f"'{path}' is an empty string, which would {empty}.", param=path)
     return text
 
 

@@ -23,8 +23,12 @@ from tokenflow.dialects.openai_common import attendance, generation_request
 from tokenflow.dialects.openai_frames import DONE, dumps
 from tokenflow.errors import InvalidRequest, TokenflowError
 
-_NUMBERS = frozenset({"max_tokens", "seed", "top_k", "coalesce_ms", "n"})
-_FRACTIONS = frozenset({"temperature", "top_p", "min_p", "grace_s", "retention_s"})
+_NUMBERS = frozenset({"max_tokens", "seed", "top_k", "mirostat", "dry_allowed_length", "dry_range", "coalesce_ms", "n"})
+_FRACTIONS = frozenset(
+    {"temperature", "top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"}
+    | {"mirostat_tau", "mirostat_eta", "repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty"}
+    | {"grace_s", "retention_s"}
+)
 TEXT_CHARS = 10_000
 """Characters in one frame, so that its line keeps to the limit whatever they are."""
 

@@ -33,13 +33,21 @@ _NEUTRAL: dict[str, tuple[float | None, ...]] = {
     "top_k": (None, 0),
     "top_p": (None, 1),
     "min_p": (None, 0),
+    "typical_p": (None, 1),
+    "xtc": (None,),
+    "dry": (None,),
+    "mirostat": (None,),
     "repetition_penalty": (None, 1),
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "seed": (None,),
     "logit_bias": (None,),
+    "banned_strings": (None,),
 }
 """Values that ask for nothing: many clients send every parameter, and an engine without one can still serve them."""
+
+_PARAM = {"xtc": "xtc_probability", "dry": "dry_multiplier"}
+"""What a client would have to leave out, where it is not called as the capability is."""
 
 
 class Planner:
@@ -124,6 +132,9 @@ class Planner:
         _at_most(choices, most, "n", "choices at once")
         _at_most(len(request.stop), limits.max_stop, "stop", "stop strings")
         _at_most(max(map(len, request.stop), default=0), limits.max_stop_chars, "stop", "characters in a stop string")
+        banned = request.sampling.banned_strings or ()
+        _at_most(len(banned), limits.max_banned_strings, "banned_strings", "banned strings")
+        _at_most(max(map(len, banned), default=0), limits.max_stop_chars, "banned_strings", "characters in a string")
         _at_most(len(request.sampling.logit_bias or ()), limits.max_logit_bias, "logit_bias", "entries")
         if request.logprobs is not None:
             most = min(limits.max_top_logprobs, self._info.max_logprobs)
@@ -139,7 +150,7 @@ class Planner:
             if name not in can:
                 raise InvalidRequest(
                     f"This model's engine cannot do {name}. It can do: {', '.join(sorted(can))}.",
-                    param=name,
+                    param=_PARAM.get(name, name),
                     code="unsupported_parameter",
                 )
 

@@ -9,7 +9,7 @@ import pytest
 from tokenflow_llamacpp.sampling import _seed
 from tokenflow_llamacpp.vocabulary import Vocabulary
 
-from tokenflow.api import InvalidRequest, Sampling
+from tokenflow.api import InvalidRequest, Mirostat, Sampling, Xtc
 
 from .conftest import GREEDY, Played, Table
 
@@ -51,11 +51,31 @@ def test_any_seed_is_one(seed: int) -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}, {"temperature": 1e-9}, {"temperature": 0.001}],
+    [
+        {"top_k": 1},
+        {"top_p": 0.0},
+        {"min_p": 1.0},
+        {"temperature": 1e-9},
+        {"temperature": 0.001},
+        {"mirostat": Mirostat(tau=1e-6, eta=0.0)},
+    ],
     ids=str,
 )
-def test_what_leaves_one_choice_is_greedy(table: Table, sampling: dict[str, float]) -> None:
+def test_what_leaves_one_choice_is_greedy(table: Table, sampling: dict[str, Any]) -> None:
     assert text(table, seed=1, **sampling) == text(table, temperature=0)
+
+
+def test_what_leaves_one_typical_choice_leaves_nothing_to_chance(table: Table) -> None:
+    assert len({text(table, seed=seed, typical_p=1e-6) for seed in range(3)}) == 1
+
+
+def test_xtc_excludes_the_top_choice(table: Table) -> None:
+    """Of the two likeliest, both above the threshold, the less likely one is left."""
+    xtc = Xtc(probability=1.0, threshold=1e-6)
+    played = play(table, 6, sampling=Sampling(top_k=2, seed=1, xtc=xtc), logprobs=2)
+    for step in played.steps:
+        (drawn,) = step.logprobs
+        assert drawn.bytes == drawn.top[1].bytes
 
 
 def test_a_banned_token_is_not_drawn(table: Table, vocabulary: Vocabulary) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenflow.api import EngineInfo, Sampling, StartupError
+from tokenflow.api import EngineInfo, StartupError
+from tokenflow_llamacpp import sampling
 from tokenflow_llamacpp.compat import get, last_error, load_library, load_model
 from tokenflow_llamacpp.config import LlamaConfig, model_path
 from tokenflow_llamacpp.vocabulary import Vocabulary
 
 MAX_LOGPROBS = 20
 DEFAULT_CONTEXT = 4096
-_SAMPLING = frozenset(field.name for field in fields(Sampling))
-"""All of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> 
         context_length=min(length, capacity),
         slots=config.slots,
         vocab_size=vocabulary.size,
-        capabilities=_SAMPLING | extras,
+        capabilities=sampling.CAN | extras,
         max_logprobs=MAX_LOGPROBS,
         chat_template=template,
         bos_token=vocabulary.bos,

@@ -1,6 +1,7 @@
 """How the next token is drawn: by llama.cpp's own chain of samplers, in its own order, which is llama-server's.
 
-    logit_bias, penalties, top_k, top_p, min_p, temperature, then a draw (or, at temperature 0, the likeliest)
+    logit_bias, penalties, top_k, typical_p, top_p, min_p, xtc, temperature, then a draw, by mirostat where asked for
+    (or, at temperature 0, the likeliest)
 
 * The three penalties look at the last 64 tokens, of prompt and completion together, as llama-server does by default.
 * Log-probabilities are the model's own, before all of this.
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import fields
 from heapq import nlargest
 from math import exp, inf, isfinite, log
 from typing import Any
 
-from tokenflow.api import InvalidRequest, SequenceRequest, TokenLogprob
+from tokenflow.api import InvalidRequest, Sampling, SequenceRequest, TokenLogprob
 from tokenflow_llamacpp.compat import add_penalties
 from tokenflow_llamacpp.vocabulary import Vocabulary
 
+CAN = frozenset(field.name for field in fields(Sampling)) - {"dry", "banned_strings"}
 PENALTY_WINDOW = 64
 GREEDY_BELOW = 1e-5
 """A lower temperature would make infinities of logits; what it asks for is the likeliest token."""
@@ -100,13 +103,21 @@ def _add_draw(chain: Any, request: SequenceRequest, temperature: float) -> None:
     sampling = request.sampling
     if sampling.top_k:
         chain.add_top_k(sampling.top_k)
+    if sampling.typical_p is not None and sampling.typical_p < 1:
+        chain.add_typical(sampling.typical_p, 1)
     if sampling.top_p is not None and sampling.top_p < 1:
         chain.add_top_p(sampling.top_p, 1)
     if sampling.min_p:
         chain.add_min_p(sampling.min_p, 1)
+    seed = _seed(sampling.seed)
+    if sampling.xtc is not None:
+        chain.add_xtc(sampling.xtc.probability, sampling.xtc.threshold, 1, seed)
     if temperature != 1:
         chain.add_temp(temperature)
-    chain.add_dist(_seed(sampling.seed))
+    if sampling.mirostat is not None:
+        chain.add_mirostat_v2(seed, sampling.mirostat.tau, sampling.mirostat.eta)
+    else:
+        chain.add_dist(seed)
 
 
 def _seed(seed: int | None) -> int:
