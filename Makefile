@@ -7,6 +7,8 @@ OLD        := .venv-openai-old
 PLUGINS    := synthetic llamacpp ledger prometheus
 MODEL      := smollm2-135m-instruct
 OLD_OPENAI := 2.9.0
+NODE       := .openai-node
+OPENAI_NODE := 6.49.0
 # Tests on virtual time or none at all: they may share the machine. The others measure.
 PURE       := tests/core tests/dialects tests/chat tests/config tests/service tests/engines tests/client tests/cli \
               plugins/ledger plugins/prometheus
@@ -16,7 +18,7 @@ PURE       := tests/core tests/dialects tests/chat tests/config tests/service te
 serve: model
 	$(BIN)/tokenflow serve -c conf/tokenflow.toml
 
-test: .venv/.installed-dev $(OLD)/.installed model
+test: .venv/.installed-dev $(OLD)/.installed $(NODE)/.installed model
 	$(BIN)/python -m pytest -m "not stress" -n 2 $(PURE) $(ARGS)
 	$(BIN)/python -m pytest -m "not stress" $(PURE:%=--ignore=%) $(ARGS)
 
@@ -54,5 +56,11 @@ $(OLD)/.installed: Makefile
 	$(OLD)/bin/python -m pip install --quiet openai==$(OLD_OPENAI) trio
 	@touch $@
 
+# The newest openai client for Node that Node 20 runs. Without npm its tests are skipped, and say so.
+$(NODE)/.installed: Makefile
+	mkdir -p $(NODE)
+	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(NODE) openai@$(OPENAI_NODE)
+	@touch $@
+
 clean:
-	rm -rf .venv $(OLD)
+	rm -rf .venv $(OLD) $(NODE)

@@ -45,8 +45,8 @@ class Connection:
 
     up: bytearray = field(default_factory=bytearray)
     """What the client sent."""
-    down: int = 0
-    """Bytes passed on to the client."""
+    down: bytearray = field(default_factory=bytearray)
+    """What was passed on to it."""
     ended: str | None = None
     """How: one of the cuts, `client` or `server` for who closed first, `refused`; None while it lives."""
 
@@ -112,13 +112,13 @@ async def _carry(connection: Connection, client: trio.SocketStream, server: trio
 async def _downstream(connection: Connection, client: trio.SocketStream, server: trio.SocketStream, cut: Cut) -> bool:
     """Pass on until the cut; whether it came to that."""
     try:
-        while cut.after is None or connection.down < cut.after:
+        while cut.after is None or len(connection.down) < cut.after:
             data = await server.receive_some(65_536)
             if not data:
                 return False
-            data = data if cut.after is None else data[: cut.after - connection.down]
+            data = data if cut.after is None else data[: cut.after - len(connection.down)]
             await client.send_all(data)
-            connection.down += len(data)
+            connection.down += data
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return False
     connection.ended = cut.how
