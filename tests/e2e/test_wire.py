@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from tests.e2e.wire import (
     CHAT,
     COMPLETIONS,
     Answer,
-    Head,
     Streamed,
     ask,
     chat,
@@ -427,62 +425,6 @@ def assert_unauthorized(answer: Answer, code: str) -> None:
 
 
 # --- starting and ending --------------------------------------------------------------------------------------------
-
-
-async def test_sigterm_lets_streams_end_and_ends_the_rest(serve: Serve) -> None:
-    with serve("[server]\ndrain_s = 1\n" + MODEL) as server:
-        ends: dict[str, tuple[Streamed, float]] = {}
-
-        async def read(name: str, prompt: str, tokens: int, task_status: trio.TaskStatus[Head]) -> None:
-            async with connect(server.port) as wire:
-                head = await wire.open(CHAT, chat(prompt, max_tokens=tokens))
-                first = await wire.until(tokens=1)
-                task_status.started(head)
-                ends[name] = Streamed(head, first + await wire.frames()), trio.current_time()
-                await wire.closed(within_s=2.0)
-
-        async with connect(server.port) as probe, trio.open_nursery() as nursery:
-            assert (await probe.ask("GET", "/health/ready")).status == 200
-            await nursery.start(read, "short", directive(tokens_per_s=20), 10)
-            await nursery.start(read, "long", directive(tokens_per_s=20), 4000)
-            began = trio.current_time()
-            server.process.send_signal(signal.SIGTERM)
-            assert await probe.closed(within_s=0.5) == b"", "an idle connection is closed at once"
-            with pytest.raises(OSError):
-                await trio.open_tcp_stream("127.0.0.1", server.port)
-        code = await trio.to_thread.run_sync(server.process.wait, 5)
-        assert (code, trio.current_time() - began < 1 + 2) == (0, True)
-        assert ends["short"][0].reason == "length"
-        assert ends["long"][0].reason == "draining"
-        assert 0.9 < ends["long"][1] - began < 1.5
-        assert "Traceback" not in server.log
-
-
-async def test_sigterm_with_a_whole_answer_under_way(serve: Serve) -> None:
-    """Case 13's drain, without `stream`: a 503 that says when to come back."""
-    with serve("[server]\ndrain_s = 0.3\n" + MODEL) as server, trio.fail_after(5):
-        async with connect(server.port) as wire, connect(server.port) as other:
-            await wire.send("POST", COMPLETIONS, completion(directive(tokens_per_s=20)))
-            await other.open(COMPLETIONS, completion(directive(tokens_per_s=20)))  # so the first one has begun too
-            server.process.send_signal(signal.SIGTERM)
-            answer = Answer(await wire.head(), await wire.body())
-            assert (answer.status, answer.error["code"]) == (503, "draining")
-            assert answer.head["retry-after"] == "1" and answer.head["connection"] == "close"
-            assert Streamed(answer.head, await other.frames()).reason == "draining"
-        assert await trio.to_thread.run_sync(server.process.wait, 5) == 0
-
-
-async def test_a_second_signal_ends_at_once(serve: Serve) -> None:
-    with serve("[server]\ndrain_s = 30\n" + MODEL) as server:
-        async with connect(server.port) as wire, connect(server.port) as idle:
-            await wire.open(CHAT, chat(directive(tokens_per_s=20)))
-            server.process.send_signal(signal.SIGTERM)
-            await idle.closed(within_s=1.0)
-            began = trio.current_time()
-            server.process.send_signal(signal.SIGTERM)
-            assert await trio.to_thread.run_sync(server.process.wait, 5) == 0
-            assert trio.current_time() - began < 2
-        assert "Traceback" not in server.log
 
 
 def test_a_busy_port_is_one_line_and_exit_code_1(server: Server) -> None:

@@ -132,7 +132,7 @@ async def serving(*, auth: AuthConfig | None = None, drain_s: float = 5.0, **opt
                 hypercorn_config(config),
                 listeners=[listener],
                 shutdown_trigger=server.stop.wait,
-                on_drain=lambda: nursery.start_soon(r.service.drain),
+                drain=r.service.drain,
                 drain_s=drain_s + 0.25,
                 stall_s=config.stream.stall_s,
                 task_status=task_status,

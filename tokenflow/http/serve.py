@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 
 import trio
 from hypercorn.config import Config as HypercornConfig
@@ -29,6 +32,8 @@ log = logging.getLogger("tokenflow.http")
 
 LAST_WORDS_S = 0.25
 """After the drain's end, for the error event to reach its reader before the socket is closed."""
+ENDS_WITHIN_S = 1.75
+"""After the drain, or after a signal that ends at once: a supervisor that kills after `drain_s` + 2 s never has to."""
 KEEP_ALIVE_S = 75.0
 """Idle connections live longer than the 60 s for which proxies and pooled clients keep theirs (RFC 9112, 9.5)."""
 
@@ -47,10 +52,11 @@ async def run(config: Config, registry: Registry, *, on_ready: Callable[[str], N
     """
     listener = _bind(config)
     service = create_service(config, registry)
-    with listener, trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    last_resort = _LastResort(config.server.drain_s)
+    with listener, closing(last_resort), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             ready, stop = trio.Event(), trio.Event()
-            nursery.start_soon(_heed, signals, ready, stop, nursery.cancel_scope)
+            nursery.start_soon(_heed, signals, ready, stop, nursery.cancel_scope, last_resort)
 
             def answers(url: str) -> None:
                 ready.set()
@@ -77,7 +83,7 @@ async def _serve(service: Service, listener: socket.socket, stop: trio.Event, on
                 hypercorn_config(service.config),
                 listeners=[listener],
                 shutdown_trigger=stop.wait,
-                on_drain=lambda: nursery.start_soon(service.drain),
+                drain=service.drain,
                 drain_s=settings.drain_s + LAST_WORDS_S,
                 stall_s=service.config.stream.stall_s,
                 task_status=task_status,
@@ -88,16 +94,44 @@ async def _serve(service: Service, listener: socket.socket, stop: trio.Event, on
         on_ready(url)
 
 
-async def _heed(signals: AsyncIterator[int], ready: trio.Event, stop: trio.Event, scope: trio.CancelScope) -> None:
+async def _heed(
+    signals: AsyncIterator[int], ready: trio.Event, stop: trio.Event, scope: trio.CancelScope, last_resort: _LastResort
+) -> None:
     """The first signal drains; a second one, or one while the models still load, ends at once."""
     async for number in signals:
         name = signal.Signals(number).name
         if stop.is_set() or not ready.is_set():
             log.warning("%s: ending at once", name)
+            last_resort.expect_end(draining=False)
             scope.cancel()
         else:
             log.info("%s: draining; live streams may go on for a while, a second signal ends them at once", name)
+            last_resort.expect_end(draining=True)
             stop.set()
+
+
+class _LastResort:
+    """Ends the process when its time is up: code of an engine that does not return can only be left behind."""
+
+    def __init__(self, drain_s: float) -> None:
+        self._drain_s = drain_s
+        self._timer = threading.Timer(0, lambda: None)
+
+    def expect_end(self, *, draining: bool) -> None:
+        """From now on there are `ENDS_WITHIN_S`, after the drain if there is one."""
+        self._timer.cancel()
+        self._timer = threading.Timer(ENDS_WITHIN_S + draining * self._drain_s, _leave_behind)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+
+def _leave_behind() -> None:
+    log.warning("an engine or a sink has not closed in time; ending without it")
+    logging.shutdown()
+    os._exit(0)
 
 
 def _bind(config: Config) -> socket.socket:

@@ -88,6 +88,7 @@ class Service:
         """The newest stream, also when it has ended."""
         self._streams: dict[str, Stream] = {}
         self._ended: set[Stream] = set()  # of these: those that are only kept for replay
+        self._stream_ended = trio.lowlevel.ParkingLot()
         self._idempotent: dict[tuple[str, str], tuple[bytes, Stream]] = {}
         replay = config.replay
         self._logs = LogStore(Bounds(replay.stream_records, replay.stream_bytes), replay.total_bytes, trio.current_time)
@@ -182,6 +183,7 @@ class Service:
         try:
             await stream.run()
             self._ended.add(stream)
+            self._stream_ended.unpark_all()
             await stream.keep()
         finally:
             self._ended.discard(stream)
@@ -211,10 +213,19 @@ class Service:
             raise Draining(GOING_DOWN, retry_after_s=1.0)
 
     async def drain(self) -> None:
-        """Admit nothing more; let live streams go on for `drain_s`, then end them with an error: come back."""
+        """Admit nothing more; let live streams go on for `drain_s`, then end them with an error: come back.
+
+        Returns when none lives any more.
+        """
         self.drain_begun.set()
-        await trio.sleep(self.config.server.drain_s)
+        with trio.move_on_after(self.config.server.drain_s):
+            await self._wait_no_streams()
         self.end_streams()
+        await self._wait_no_streams()
+
+    async def _wait_no_streams(self) -> None:
+        while self.live_streams:
+            await self._stream_ended.park()
 
     def end_streams(self) -> None:
         """End every live stream with `draining`."""

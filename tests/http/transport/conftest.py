@@ -142,7 +142,7 @@ async def serving(nursery: trio.Nursery, config: Config, app_of: Any) -> Any:
         address = listener.getsockname()
         if STOCK:
             config.graceful_timeout = options.pop("drain_s", 3)
-            options.pop("stall_s", None), options.pop("on_drain", None)
+            options.pop("stall_s", None), options.pop("drain", None)
             run = partial(worker_serve, wrap_app(app_of(handler), 2**16, "asgi"), config, **options)
             run = partial(run, sockets=Sockets([], [listener], []))
         else:

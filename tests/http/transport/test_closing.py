@@ -1,8 +1,12 @@
 """Connections close when they should: asked to, idle, at the drain, and after an error, without losing an answer."""
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
+
+from tokenflow.http.transport import bind, serve
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
 END = {"type": "http.response.body", "body": b"ok", "more_body": False}
@@ -80,7 +84,10 @@ async def test_a_drain_lets_a_response_end(serving, connect, ends_on_disconnect)
         await draining.wait()
         await ok(scope, receive, send)
 
-    address = await serving(ends_on_disconnect(handler), shutdown_trigger=stop.wait, on_drain=draining.set, drain_s=20)
+    async def drain():
+        draining.set()
+
+    address = await serving(ends_on_disconnect(handler), shutdown_trigger=stop.wait, drain=drain, drain_s=20)
     client = await connect(address)
     await client.get()
     await wait_all_tasks_blocked(0.02)
@@ -91,6 +98,55 @@ async def test_a_drain_lets_a_response_end(serving, connect, ends_on_disconnect)
     await client.stream.aclose()
     with trio.fail_after(1):
         await serving.returned.wait()
+
+
+async def test_the_port_stays_open_until_the_drain_ends(serving, connect, answer):
+    """Stock: closed at once, so who comes is told nothing. Here each is answered once, also who came before."""
+    stop, done = trio.Event(), trio.Event()
+    address = await serving(answer, shutdown_trigger=stop.wait, drain=done.wait, drain_s=20)
+    early, silent = await connect(address), await connect(address)
+    await wait_all_tasks_blocked(0.02)
+    stop.set()
+    await wait_all_tasks_blocked(0.02)
+    late = await connect(address)
+    for client in early, late:
+        await client.get()
+        head, body = await client.response()
+        assert body == b"ok" and (b"connection", b"close") in head.headers
+        assert await client.wait_closed() == b""
+        await client.stream.aclose()
+    assert not serving.returned.is_set()
+    done.set()
+    assert await silent.wait_closed(1) == b""
+    with trio.fail_after(1):
+        await serving.returned.wait()
+    with pytest.raises(OSError):
+        await connect(address)
+
+
+async def test_a_request_that_has_come_when_the_drain_begins_is_answered(serving, connect, answer):
+    stop = trio.Event()
+    client = await connect(await serving(answer, shutdown_trigger=stop.wait, drain_s=20))
+    await client.get()
+    await client.response()
+    stop.set()
+    await client.get()  # sent before the server has looked at `stop`
+    assert (await client.response())[1] == b"ok"
+
+
+async def test_cancelled_it_ends_at_once_whoever_does_not_read(nursery, connect, config, app_of):
+    """Stock: waits for ever, for its send is shielded."""
+    listener = bind("127.0.0.1", 0, send_buffer=4096)
+    client = await connect(listener.getsockname(), receive_buffer=4096)
+    await client.get()
+    with trio.move_on_after(1), trio.CancelScope() as scope:
+        async with trio.open_nursery() as server:
+            server.start_soon(partial(serve, app_of(flood), config, listeners=[listener]))
+            await wait_all_tasks_blocked(0.05)
+            server.cancel_scope.cancel()
+        scope.cancel()
+    assert scope.cancel_called
+    await client.wait_closed()
 
 
 async def flood(scope, receive, send):

@@ -84,6 +84,7 @@ class Connection(TCPServer):
         self._stall_s = stall_s
         self._reading = trio.CancelScope()
         self._idle = True
+        self._fresh = True
         self._finished = False
         self._peer: tuple[str, int] | None = None
 
@@ -117,7 +118,7 @@ class Connection(TCPServer):
                 pong_s=self._stall_s,
             )
             await self.protocol.initiate()
-            self._set_idle(self._idle)
+            self._reading.deadline = trio.current_time() + self.config.keep_alive_timeout
             with self._reading, suppress(*_NETWORK_ERRORS):
                 await self._read_data()
             await self._leave()
@@ -156,9 +157,22 @@ class Connection(TCPServer):
         trio.lowlevel.notify_closing(self._sock)
         self._sock.close()
 
+    @property
+    def busy(self) -> bool:
+        """A request is being answered, or has come and is not read yet."""
+        return not self._idle or _has_bytes(self._sock)
+
     def drain(self) -> None:
-        """The server is stopping: no other request on this connection. Between requests, close it now."""
-        if self._idle:
+        """The server is stopping: no other request on this connection. Between requests, close it now.
+
+        One that has never asked for anything still may: its client must be told, or it would only see a reset.
+        """
+        if not self.busy and not self._fresh:
+            self._reading.cancel()
+
+    def close_unless_busy(self) -> None:
+        """The server stops accepting: whoever has asked for nothing by now came for nothing."""
+        if not self.busy:
             self._reading.cancel()
 
     # From here on: what the protocol asks for.
@@ -175,6 +189,7 @@ class Connection(TCPServer):
 
     def _set_idle(self, idle: bool) -> None:
         self._idle = idle
+        self._fresh = False
         if self._finished:
             return
         if idle and self.context.terminated.is_set():
@@ -223,6 +238,13 @@ class Connection(TCPServer):
                         rest = self._send_nowait(rest)
         if patience.cancelled_caught:
             raise TimeoutError(f"took nothing for {self._stall_s} s")
+
+
+def _has_bytes(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
 
 
 async def _wait_hangup(sock: socket.socket) -> None:

@@ -3,11 +3,15 @@
 Three nurseries, from the outside in: the lifespan, which outlives all; the connections; the accept loops, which end
 first. Draining runs through them from the inside out, and takes `drain_s` plus at most `MARGIN_S`:
 
-    accept loops end, `on_drain` is called, idle connections close      at once
-    connections finish what they do                                     up to drain_s
+    idle connections close, `drain` is called                           at once
+    connections finish what they do; the port stays open                until that and `drain` end, up to drain_s
+    accept loops end; connections that came since finish                up to drain_s
     sockets still open are reset, which every application notices       drain_s
     applications that still run are cancelled                           drain_s + half of MARGIN_S
     the lifespan's shutdown                                             up to drain_s + MARGIN_S
+
+The port stays open so that who asks anew is told to go elsewhere, in an answer that ends its connection, and so that
+who lost the connection to something that still lives can come back to it.
 """
 
 import math
@@ -23,7 +27,7 @@ from hypercorn.utils import LifespanFailureError, repr_socket_addr, wrap_app
 
 from .connection import Connection
 
-MARGIN_S = 2.0
+MARGIN_S = 1.0
 _ACCEPT_RETRY_S = 0.1
 
 
@@ -63,7 +67,7 @@ async def serve(
     *,
     listeners: Sequence[socket.socket] | None = None,
     shutdown_trigger: Callable[[], Awaitable[object]] = trio.sleep_forever,
-    on_drain: Callable[[], None] = lambda: None,
+    drain: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint,
     drain_s: float = 30.0,
     stall_s: float = 30.0,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -72,8 +76,9 @@ async def serve(
 
     Args:
         listeners: Sockets from `bind`; if None, `config.bind` is bound here.
-        on_drain: Called when draining begins, before anything is waited for.
-        drain_s: How long connections may take to finish. `serve` returns within `MARGIN_S` after that.
+        drain: Called when draining begins. The port stays open until it returns and all that was being answered when
+            it was called has been.
+        drain_s: How long that may take. `serve` returns within `MARGIN_S` after that.
         stall_s: A client that takes nothing of what is sent for this long is cut off.
 
     Raises:
@@ -91,7 +96,7 @@ async def serve(
             await nursery.start(lifespan.handle_lifespan)
             await lifespan.wait_for_startup()
             if lifespan.failure is None:
-                await worker.run(listeners, shutdown_trigger, on_drain, drain_s, task_status)
+                await worker.run(listeners, shutdown_trigger, drain, drain_s, task_status)
                 with trio.move_on_at(worker.drained_by):
                     await lifespan.wait_for_shutdown()
                 nursery.cancel_scope.cancel()
@@ -128,31 +133,42 @@ class _Worker:
         self._ssl_context = config.create_ssl_context()
         self._context = WorkerContext(None)
         self._live: set[Connection] = set()
+        self._ended = trio.lowlevel.ParkingLot()
         self.drained_by = math.inf
 
     async def run(
         self,
         listeners: Sequence[socket.socket],
         shutdown_trigger: Callable[[], Awaitable[object]],
-        on_drain: Callable[[], None],
+        drain: Callable[[], Awaitable[object]],
         drain_s: float,
         task_status: trio.TaskStatus[list[str]],
     ) -> None:
         async with trio.open_nursery() as outer:
+            outer.start_soon(self._reset_when_cancelled)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as accepting:
                     for listener in listeners:
                         accepting.start_soon(self._accept, listener, connections)
                     task_status.started([self._url(listener) for listener in listeners])
                     await shutdown_trigger()
+                    self.drained_by = trio.current_time() + drain_s + MARGIN_S
+                    outer.start_soon(self._cut_off, drain_s, connections)
+                    with trio.move_on_after(drain_s):
+                        await self._drain(drain)
                     accepting.cancel_scope.cancel()
-                self.drained_by = trio.current_time() + drain_s + MARGIN_S
-                await self._context.terminated.set()
-                on_drain()
                 for connection in list(self._live):
-                    connection.drain()
-                outer.start_soon(self._cut_off, drain_s, connections)
+                    connection.close_unless_busy()
             outer.cancel_scope.cancel()  # all connections have ended: no need to cut any off
+
+    async def _drain(self, drain: Callable[[], Awaitable[object]]) -> None:
+        await self._context.terminated.set()
+        answering = {connection for connection in self._live if connection.busy}
+        for connection in list(self._live):
+            connection.drain()
+        await drain()
+        while answering & self._live:
+            await self._ended.park()
 
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
         failing = False
@@ -186,13 +202,24 @@ class _Worker:
             await connection.run()
         finally:
             self._live.discard(connection)
+            self._ended.unpark_all()
 
     async def _cut_off(self, drain_s: float, connections: trio.Nursery) -> None:
         await trio.sleep(drain_s)
-        for connection in list(self._live):
-            connection.close(reset=True)
+        self._reset_all()
         await trio.sleep(MARGIN_S / 2)
         connections.cancel_scope.cancel()
+
+    async def _reset_when_cancelled(self) -> None:
+        """A send to a client that does not read is shielded: only its socket's end ends it."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._reset_all()
+
+    def _reset_all(self) -> None:
+        for connection in list(self._live):
+            connection.close(reset=True)
 
     def _url(self, listener: socket.socket) -> str:
         scheme = "http" if self._ssl_context is None else "https"
