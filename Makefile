@@ -12,6 +12,7 @@ MODEL      := smollm2-135m-instruct
 OLD_OPENAI := 2.9.0
 NODE       := .openai-node
 OPENAI_NODE := 6.49.0
+AUTOBAHN   := .autobahn
 # Tests on virtual time or none at all: they may share the machine. The others measure.
 PURE       := tests/core tests/dialects tests/chat tests/config tests/service tests/engines tests/client tests/cli \
               plugins/ledger plugins/prometheus
@@ -32,7 +33,7 @@ check: .venv/.installed-dev
 	$(BIN)/lint-imports
 
 # Long runs with a seed and a bound; ARGS="--stress-share=0.05" runs a twentieth of each.
-stress: .venv/.installed-rig model
+stress: .venv/.installed-rig $(AUTOBAHN)/.installed model
 	$(BIN)/python -m pytest -m stress $(ARGS)
 
 # Every figure as JSON, each a ratio against something real in the same run.
@@ -73,5 +74,13 @@ $(NODE)/.installed: Makefile
 	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(NODE) openai@$(OPENAI_NODE)
 	@touch $@
 
+# Autobahn's WebSocket suite runs on Python 2.7 alone. Without one that has pip its test is skipped, and says so.
+$(AUTOBAHN)/.installed: Makefile
+	mkdir -p $(AUTOBAHN)
+	cd $(AUTOBAHN) && for python in python2.7 ~/.pyenv/versions/2.7*/bin/python2.7; do \
+	  ! $$python -m pip --version >/dev/null 2>&1 || { PYTHONUSERBASE=$(abspath $(AUTOBAHN)) $$python -m pip install \
+	    --quiet --user --disable-pip-version-check --no-warn-script-location autobahntestsuite==25.10.1; break; }; done
+	@touch $@
+
 clean:
-	rm -rf .venv $(OLD) $(NODE)
+	rm -rf .venv $(OLD) $(NODE) $(AUTOBAHN)

@@ -112,10 +112,82 @@ def test_a_stream_is_these_events(stream, expected):
     assert parse(stream) == expected
 
 
+# The kinds of browsers' own tests (web-platform-tests, eventsource/format-*), each with streams of ours.
+FORMATS: dict[str, tuple[bytes, list[Event]]] = {
+    "bom": (b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\ndata: c\n\n", [Event("a"), Event("c")]),
+    "bom, two of them": (b"\xef\xbb\xbf\xef\xbb\xbfdata: a\n\ndata: b\n\ndata: c\n\n", [Event("b"), Event("c")]),
+    "bom before a blank line": (b"\xef\xbb\xbf\ndata: a\n\n", [Event("a")]),
+    "bom within a value": (b"data:\xef\xbb\xbf\nevent:\xef\xbb\xbfe\ndata: a\n\n", [Event("\ufeff\na", "\ufeffe")]),
+    "comments": (
+        b"data:a\r:\0\n:\r\ndata:b\n:" + b"long" * 2000 + b"\rdata:c\n:data:no\r: :\ndata:d\n\n",
+        [Event("a\nb\nc\nd")],
+    ),
+    "comments alone": (b":\n\n: a\r\r:\r\n\r\n", []),
+    "data before the last blank line": (b"retry:1000\ndata:a\n\nid:7\ndata:b\n", [Event("a")]),
+    "data": (b"data:\n\ndata\ndata\n\ndata:a\n\n", [Event(""), Event("\n"), Event("a")]),
+    "data of blank lines": (b"data\ndata:\ndata: \ndata:  \n\n", [Event("\n\n\n ")]),
+    "data that ends in blank lines": (b"data: a\ndata:\ndata\n\n", [Event("a\n\n")]),
+    "data with colons": (b"data:a:b\ndata::\ndata: : a\n\n", [Event("a:b\n:\n: a")]),
+    "event": (b"event:e\ndata:a\n\ndata:b\n\n", [Event("a", "e"), Event("b")]),
+    "event, the last one counts": (b"event: d\nevent: e\ndata: a\n\n", [Event("a", "e")]),
+    "event after its data": (b"data: a\nevent: e\n\n", [Event("a", "e")]),
+    "event, empty": (b"event: \ndata: a\n\nevent:e\nevent\ndata: b\n\n", [Event("a"), Event("b")]),
+    "event of a space": (b"event:  \ndata: a\n\n", [Event("a", " ")]),
+    "event without data": (b"event: e\n\nevent: f\n\ndata: a\n\n", [Event("a")]),
+    "event with a null": (b"event: a\0b\ndata: a\n\n", [Event("a", "a\0b")]),
+    "event called message": (b"event: message\ndata: a\n\n", [Event("a")]),
+    "id": (b"id: 1\ndata: a\n\n", [Event("a", id="1")]),
+    "id stays": (b"id:1\n\ndata:a\n\ndata:b\n\nid:2\ndata:c\n\n", [Event(t, id=i) for t, i in ("a1", "b1", "c2")]),
+    "id, empty": (b"id: 1\ndata: a\n\nid\ndata: b\n\ndata: c\n\n", [Event("a", id="1"), Event("b"), Event("c")]),
+    "id, the last one counts": (b"id: 1\nid: 2\ndata: a\n\n", [Event("a", id="2")]),
+    "id after its data": (b"data: a\nid: 1\n\n", [Event("a", id="1")]),
+    "id of any characters": ("id: … é:\t \ndata: a\n\n".encode(), [Event("a", id="… é:\t ")]),
+    **{
+        f"id with a null {where}": (b"id: 1\n\nid: %b\ndata: a\n\n" % id, [Event("a", id="1")])
+        for where, id in {"alone": b"\0", "first": b"\x002", "last": b"2\0", "within": b"2\x003"}.items()
+    },
+    "names": (
+        b"data:\0\ndata:  b\rData:no\ndata\0:no\ndata:c\r\0data:no\nda-ta:no\rdata_no\n"
+        b"data:d\rdata:\r\n data:no\ndata:e\n\n",
+        [Event("\0\n b\nc\nd\n\ne")],
+    ),
+    "names unknown": (b"data:a\n data\ndata\nfoo:x\nwords\n:c\nDATA: no\nID: 1\ndata:b\n\n", [Event("a\n\nb")]),
+    "names with spaces": (b"data : a\n\n data: b\n\n\tdata: c\n\n", []),
+    "names of methods": (b"constructor: a\n__proto__: b\n_take: c\ndata: d\n\n", [Event("d")]),
+    "leading space": (b"data:\ta\rdata: \ndata:  b\ndata:c \n\n", [Event("\ta\n\n b\nc ")]),
+    "leading spaces of others": ("data:\u00a0a\ndata:\u3000b\n\n".encode(), [Event("\u00a0a\n\u3000b")]),
+    "line ends": (b"data:a\r\ndata\ndata:b\r\n\r", [Event("a\n\nb")]),
+    "line ends, CR LF after CR": (b"data:a\r\r\ndata:b\r\r\n\n", [Event("a"), Event("b")]),
+    "line ends, LF CR": (b"data:a\n\rdata:b\n\r", [Event("a"), Event("b")]),
+    "line ends of others": (
+        "data:a\u2028b\u2029c\x0bd\x0ce\x1cf\x85g\n\n".encode(),
+        [Event("a\u2028b\u2029c\x0bd\x0ce\x1cf\x85g")],
+    ),
+    "null": (b"data:\0\n\n\n\n", [Event("\0")]),
+    "utf-8": ("data:ok…\n\ndata:🦆é\n\n".encode(), [Event("ok…"), Event("🦆é")]),
+    "utf-8 that is wrong": (
+        b"data:\xff\n\ndata:\xf0\x9f\x92\n\ndata:\xed\xa0\x80\n\n",
+        [Event("\ufffd"), Event("\ufffd"), Event("\ufffd" * 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_as_browsers_read_them(name):
+    stream, expected = FORMATS[name]
+    assert parse(stream) == expected
+
+
 @pytest.mark.parametrize(
     ("stream", "expected"),
     [
         (b"retry: 100\n", 100),
+        (b"retry:03000\n", 3000),
+        (b"retry:3000\nretry:1000x\ndata:x\n", 3000),
+        (b"retry:3000\nretry\n", 3000),
+        (b"retry: 1\0\nretry:  1\nretry:1 \nretry:0x1\nretry:1e3\nretry:1_0\n", None),
+        (b"retry: 0\n", 0),
+        (b"retry: 1\nretry: 2\n", 2),
         (b"retry:100\nretry: 1x\nretry: -1\nretry: +1\nretry:\nretry: 1.5\n", 100),
         ("retry: ١٠\n".encode(), None),
         (b"retry: 007\n", 7),

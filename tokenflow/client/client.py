@@ -49,7 +49,8 @@ class Client:
         transport: httpx2.AsyncBaseTransport | None = None,
         random: Random | None = None,
     ) -> None:
-        headers = {"Accept-Encoding": "identity"}  # a compressor on the way would hold tokens back
+        # A compressor on the way would hold tokens back, and a cache has no business with them.
+        headers = {"Accept-Encoding": "identity", "Cache-Control": "no-store"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
         timeout = httpx2.Timeout(connect_s, read=silence_s)

@@ -202,7 +202,7 @@ class Stream:
         while True:
             await self._disconnect()
             try:
-                response = await self._http.send(self._request(), stream=True)
+                response = await self._send(self._request())
             except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
                 if not self._reached:
                     raise unreachable(exc, str(self._http.base_url)) from exc
@@ -214,6 +214,17 @@ class Stream:
                 self._reached = True
                 if await self._accept(response):
                     return
+
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
+        """A reader follows redirects, as `EventSource` does; a POST is not sent to where nobody meant it to go."""
+        try:
+            response = await self._http.send(request, stream=True, follow_redirects=request.method == "GET")
+        except httpx2.TooManyRedirects as exc:
+            raise BadAnswer(f"{request.url} redirects in a circle") from exc
+        if response.has_redirect_location:
+            self._response = response
+            raise BadAnswer(f"{request.url} redirects to {response.headers['Location']}; use that URL")
+        return response
 
     def _request(self) -> httpx2.Request:
         if self.id is None:
@@ -231,7 +242,7 @@ class Stream:
             self.connections += 1
             self._records.id = self.id or id_of(response.headers.get("X-Request-Id", ""))
             self._records.connected()
-            self._parser = Parser()
+            self._parser = Parser(retry_ms=self._parser.retry_ms)
             self._pieces = response.aiter_raw()
             return True
         if response.status_code == 204:

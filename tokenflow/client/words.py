@@ -26,7 +26,8 @@ def id_of(text: str) -> str | None:
 def is_event_stream(headers: httpx2.Headers) -> bool:
     """And not compressed, which it was asked not to be."""
     plain = headers.get("Content-Encoding", "identity") == "identity"
-    return plain and headers.get("Content-Type", "").startswith("text/event-stream")
+    kind, _, _ = headers.get("Content-Type", "").partition(";")  # its charset means nothing: it is UTF-8
+    return plain and kind.strip().lower() == "text/event-stream"
 
 
 async def some_of(response: httpx2.Response) -> bytes:

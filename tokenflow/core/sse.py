@@ -87,12 +87,13 @@ class Parser:
 
     Args:
         limit_chars: the most that one unfinished event may hold; what bounds the memory against a hostile peer.
+        retry_ms: the reconnection time that the peer asked for on the connection before.
     """
 
-    def __init__(self, *, limit_chars: int = 16_777_216) -> None:
+    def __init__(self, *, limit_chars: int = 16_777_216, retry_ms: int | None = None) -> None:
         self.last_event_id = ""
         """What to send as `Last-Event-ID` when reconnecting."""
-        self.retry_ms: int | None = None
+        self.retry_ms = retry_ms
         """The reconnection time that the peer asked for last."""
         self._decoder = _utf8(errors="replace")
         self._begun = False
