@@ -4,6 +4,7 @@
 PYTHON     ?= python3
 BIN        := .venv/bin
 OLD        := .venv-openai-old
+PEERS      := .venv-bench
 PLUGINS    := synthetic llamacpp ledger prometheus
 # Plugins whose libraries want a GPU; their tests have a rig instead.
 RIGGED     := $(patsubst %/pyproject.toml,%,$(wildcard plugins/exllama*/pyproject.toml))
@@ -37,7 +38,8 @@ stress: .venv/.installed-rig $(AUTOBAHN)/.installed model
 	$(BIN)/python -m pytest -m stress $(ARGS)
 
 # Every figure as JSON, each a ratio against something real in the same run.
-bench: .venv/.installed-dev model
+bench: .venv/.installed-dev $(PEERS)/.installed model
+	$(BIN)/python -m bench.serving
 	$(BIN)/python -m bench.serving_cost
 	$(BIN)/python -m bench.loop_cost
 
@@ -82,5 +84,12 @@ $(AUTOBAHN)/.installed: Makefile
 	    --quiet --user --disable-pip-version-check --no-warn-script-location autobahntestsuite==25.10.1; break; }; done
 	@touch $@
 
+# Other servers, to measure against.
+$(PEERS)/.installed: pyproject.toml
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet --group peers
+	@touch $@
+
 clean:
-	rm -rf .venv $(OLD) $(NODE) $(AUTOBAHN)
+	rm -rf .venv $(OLD) $(NODE) $(AUTOBAHN) $(PEERS)
