@@ -55,6 +55,39 @@ async def test_more_sequences_than_slots(open_loop: Open, ask: Ask, autojump_clo
     assert loop.generated == 49
 
 
+class Borrowing(PlainStepper):
+    """One slot, which whoever has used its credit lends to who waits."""
+
+    refused = 0
+
+    def add(self, seq: Sequence) -> bool:
+        for other in [other for other in self.used if other.stalled]:
+            self.remove(other)
+        if super().add(seq):
+            return True
+        self.refused += 1
+        if self.refused == 5:
+            for other in self.used:
+                other.limit = other.emitted  # a pause that comes just now
+        return False
+
+    def remove(self, seq: Sequence) -> None:
+        if seq in self.used:
+            super().remove(seq)
+
+
+async def test_who_waits_is_asked_again_when_somebody_is_parked(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock
+) -> None:
+    async with open_loop(Borrowing(slots=1)) as loop, company(loop) as group:
+        holder = group.start(ask(prompt=1_000_000))  # prefills for the whole of this test
+        await holder.wait_started()
+        waiting = group.start(ask(max_tokens=3))
+        with trio.fail_after(100 * STEP_S):
+            await waiting.returned.wait()
+        assert waiting.finished is not None
+
+
 async def test_a_quiet_loop_takes_no_steps(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
     async with open_loop(PlainStepper()) as loop, company(loop) as group:
         stalled = group.start(ask(max_tokens=9), Recorder(window=2, follow=False))

@@ -127,6 +127,11 @@ class Sequence:
         delta = Delta(text, step.tokens, logprobs) if step.tokens or text else None
         return delta, None if reason is None else Finished(reason)
 
+    @property
+    def stalled(self) -> bool:
+        """It has used its credit: unless there is more by then, it takes no part in the next step."""
+        return self.emitted >= self.limit
+
     def _move(self, to: SequenceState) -> None:
         self.state = move(SEQUENCE_MOVES, self.state, to)
 
@@ -202,6 +207,7 @@ class StepLoop:
         self._drain_is_due = False
         self._posted = self._applied = 0  # commands: written by Trio alone, by the owner alone
         self._interrupted = False
+        self._parked_anew = False
         self._step_began: float | None = None
         self._broken: Exception | None = None
         self._stop = False
@@ -329,10 +335,12 @@ class StepLoop:
         """Commands, acknowledgements, one step, events. True: call again at once. Never raises for one sequence."""
         self._apply()
         self._flush()
+        self._parked_anew = False
         run = self._runnable()
         if run:
             self._step(run)
-        more = bool(run or self._commands)
+        # A stepper may take from who has just been parked what it had not for who waits.
+        more = bool(run or self._commands or (self._parked_anew and self._waiting))
         if not more:
             self._out.append((None, self._applied))
         self._flush()
@@ -394,15 +402,17 @@ class StepLoop:
     def _runnable(self) -> list[Sequence]:
         run = []
         for seq in self._held:
-            if seq.emitted < seq.limit:
+            if not seq.stalled:
                 if seq.state is SequenceState.PARKED:
                     seq._move(SequenceState.ACTIVE)
                 run.append(seq)
             elif seq.state is SequenceState.ACTIVE:
                 seq._move(SequenceState.PARKED)
-                if seq.emitted < seq.limit:  # written between the two: see the rules above
+                if not seq.stalled:  # written between the two: see the rules above
                     seq._move(SequenceState.ACTIVE)
                     run.append(seq)
+                else:
+                    self._parked_anew = True
         return run
 
     def _step(self, run: list[Sequence]) -> None:
