@@ -1,0 +1,6 @@
+"""What the plugins exllamav2 and exllamav3 have in common; no plugin itself.
+
+vocabulary  text to tokens and back, and the libraries' view of it
+models      what is in a model's directory
+gpus        whether there are any, and what they have free
+"""

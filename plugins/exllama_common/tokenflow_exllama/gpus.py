@@ -1,0 +1,59 @@
+"""The GPUs, as PyTorch sees them, or one line that says why it sees none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+from tokenflow.api import StartupError
+from tokenflow_exllama.models import one_line
+
+GB = 1 << 30
+
+
+def import_on_gpu(library: str, version: str) -> ModuleType:
+    """The library, on a machine where it can do something. At its first import it may compile for minutes.
+
+    Raises:
+        StartupError: there is no GPU that PyTorch can use, or no library.
+    """
+    if find_spec("torch") is None:
+        raise StartupError("PyTorch is not installed; install the build of it that fits this machine's CUDA.")
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise StartupError(
+            f"PyTorch {torch.__version__} is built without CUDA; install the build that fits this machine's CUDA."
+        )
+    if not torch.cuda.is_available():
+        raise StartupError(
+            "PyTorch sees no GPU; see what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides them."
+        )
+    if find_spec(library) is None:
+        raise StartupError(f"{library} is not installed; `pip install {library}=={version}` beside PyTorch.")
+    try:
+        return import_module(library)
+    except Exception as exc:
+        raise StartupError(f"{library} does not load ({one_line(exc)}); install it anew, beside its PyTorch.") from exc
+
+
+def free_bytes(split_gb: Sequence[float] | None = None) -> int:
+    """What the GPUs have free, each no more than its part of the split."""
+    import torch
+
+    free = [int(torch.cuda.mem_get_info(gpu)[0]) for gpu in range(torch.cuda.device_count())]
+    if split_gb is None:
+        return sum(free)
+    return sum(min(has, int(may * GB)) for has, may in zip(free, split_gb, strict=False))
+
+
+def check_memory(subject: str, *, weights: int, cache: int, cache_tokens: int, free: int) -> None:
+    """StartupError if weights and cache alone are more than what is free. All but the tokens in bytes."""
+    if weights + cache > free:
+        raise StartupError(
+            f"{subject}: needs {(weights + cache) / GB:.1f} GB of GPU memory ({weights / GB:.1f} for weights, "
+            f"{cache / GB:.1f} for a cache of {cache_tokens} tokens) and some to work with, but {free / GB:.1f} GB are "
+            "free; lower `cache_tokens`, keep the cache in fewer bits, or choose a smaller model."
+        )

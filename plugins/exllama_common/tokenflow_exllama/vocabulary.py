@@ -1,0 +1,184 @@
+"""Text to tokens and back, each token with its exact bytes.
+
+The libraries' tokenizers have one switch for control tokens, which every call sets, so no two threads may use one. Here
+are two copies of what it wraps, one for each position of the switch, which nobody sets again: any thread, at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Tokenizer  # type: ignore[import-untyped]
+
+from tokenflow.api import InvalidRequest
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CONTROL_LIKE = re.compile(r"<\|.*\|>")
+
+
+class Vocabulary:
+    """A model's tokens.
+
+    Args:
+        tokenizer: the library's.
+        wrapped: what it wraps, of the tokenizers library.
+        ends: tokens that end a sequence.
+    """
+
+    def __init__(self, tokenizer: Any, wrapped: Tokenizer, ends: Iterable[int] = ()) -> None:
+        spelling = json.loads(wrapped.to_str())
+        for token in spelling["added_tokens"]:  # else users could spell them: they'd be read in any text
+            token["special"] = token["special"] or _CONTROL_LIKE.fullmatch(token["content"]) is not None
+        added = {token["id"]: token for token in spelling["added_tokens"]}
+        self._readers = {special: _reader(spelling, special) for special in (False, True)}
+        # What the library knows beside its tokenizer file, and looks for by itself: so must we.
+        plain = tokenizer.unspecial_piece_to_id
+        missing = {text: id for text, id in tokenizer.extended_piece_to_id.items() if wrapped.token_to_id(text) is None}
+        self._extras = {False: dict(plain), True: {**plain, **missing}}
+        self.size: int = tokenizer.actual_vocab_size
+        self.ends = frozenset(ends)
+        """Tokens that end a sequence: end of text, end of turn, and their like."""
+        controls = {id for id, token in added.items() if token["special"]} | set(missing.values()) | self.ends
+        names = dict(tokenizer.extended_id_to_piece) | {id: token["content"] for id, token in added.items()}
+        to_bytes = _byte_level if '"ByteLevel"' in json.dumps(spelling["decoder"]) else _byte_fallback
+        raw = [self._readers[False].id_to_token(token) for token in range(self.size)]
+        self.texts = [
+            names[token].encode() if token in names else to_bytes(text or "") for token, text in enumerate(raw)
+        ]
+        """Each token's bytes, control tokens by their names."""
+        self.pieces = [b"" if token in controls else text for token, text in enumerate(self.texts)]
+        """Each token's bytes as generated text: control tokens have none."""
+        self.specials = frozenset(self._name(token) for token in controls if self.texts[token])
+        """The texts of control tokens."""
+        self.bos = self._name(tokenizer.bos_token_id)
+        self.eos = self._name(tokenizer.eos_token_id)
+        self._lead = self._added_lead()
+
+    def _name(self, token: int | None) -> str:
+        return "" if token is None else self.texts[token].decode(errors="replace")
+
+    def _added_lead(self) -> tuple[int, ...]:
+        """What must go from the front of `"\\n" + text` to get the tokens of `text` and nothing else.
+
+        SentencePiece models put a space before every text, so that "Hello" becomes that of " Hello"; a text that goes
+        on from another one must not have it. A newline in front takes the space, and never merges with what follows.
+        """
+        plain = b"".join(self.texts[token] for token in self._read("a", False))
+        return () if plain == b"a" else tuple(self._read("\n", False))
+
+    def _read(self, text: str, special: bool) -> list[int]:
+        return list(self._readers[special].encode(text, add_special_tokens=False).ids)
+
+    def tokenize(self, text: str, special: bool = False) -> list[int]:
+        """Tokens of `text` with nothing added to it; `special`: control tokens' texts become those tokens."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidRequest(
+                f"The text has half of a surrogate pair, {text[exc.start]!a}, at character {exc.start}; "
+                "it is not valid Unicode.",
+            ) from exc
+        extras = self._extras[special]
+        if not extras:
+            return self._tokenize(text, special)
+        tokens = []
+        for part in re.split("(" + "|".join(map(re.escape, extras)) + ")", text):
+            tokens += [extras[part]] if part in extras else self._tokenize(part, special)
+        return tokens
+
+    def _tokenize(self, text: str, special: bool) -> list[int]:
+        if not self._lead or not text:
+            return self._read(text, special) if text else []
+        tokens = self._read("\n" + text, special)
+        cut = len(self._lead)
+        return tokens[cut:] if tuple(tokens[:cut]) == self._lead else self._read(text, special)
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """Exact, control tokens included; half a character is U+FFFD.
+
+        Raises:
+            ValueError: a token is not in the vocabulary.
+        """
+        self.check(tokens)
+        return b"".join([self.texts[token] for token in tokens]).decode(errors="replace")
+
+    def check(self, tokens: list[int] | tuple[int, ...]) -> None:
+        """ValueError for a token that is not in the vocabulary."""
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self.size):
+            wrong = next(token for token in tokens if not 0 <= token < self.size)
+            raise ValueError(f"Token {wrong} is not in the vocabulary, which has 0 to {self.size - 1}.")
+
+
+def _reader(spelling: dict[str, Any], special: bool) -> Tokenizer:
+    reader = Tokenizer.from_str(json.dumps(spelling))
+    reader.no_truncation()
+    reader.no_padding()
+    reader.encode_special_tokens = not special  # the library's word for: read their texts as text
+    return reader
+
+
+def _gpt2_bytes() -> dict[str, int]:
+    """GPT-2's alphabet: each byte as a printable character (`bytes_to_unicode` in its encoder.py)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_GPT2_BYTES = _gpt2_bytes()
+
+
+def _byte_level(token: str) -> bytes:
+    return bytes(_GPT2_BYTES[char] for char in token) if set(token) <= _GPT2_BYTES.keys() else token.encode()
+
+
+def _byte_fallback(token: str) -> bytes:
+    """SentencePiece's spelling: single bytes as `<0x0A>`, a space as U+2581."""
+    if match := _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace("\u2581", " ").encode()
+
+
+# --- the library's view of it -----------------------------------------------------------------------------------------
+
+_HIGH = 0xF780
+"""Where bytes above 0x7F go: a private plane, whose characters have no case and are no replacement character."""
+
+
+def as_bytewise(data: bytes) -> str:
+    """Each byte as a character of its own: ASCII is itself."""
+    return "".join([chr(byte if byte < 0x80 else _HIGH + byte) for byte in data])
+
+
+class BytewiseTokenizer:
+    """The tokenizer that a Generator gets: its text is bytewise, so every token's text is final at once.
+
+    With real text the library would hold tokens back until a character is whole, and nobody could count them; here
+    characters are the StepLoop's affair. What it still looks for in the text, banned strings and DRY's breakers, must
+    be given to it in the same spelling: see `bytewise_cases`.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: Vocabulary) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = [as_bytewise(piece) for piece in vocabulary.pieces]
+        self._texts = [as_bytewise(text) for text in vocabulary.texts]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def get_id_to_piece_list(self, include_special_tokens: bool = False) -> list[str]:
+        return self._texts if include_special_tokens else self._pieces
+
+
+def bytewise_cases(text: str) -> set[str]:
+    """`text` in every case that the library, which ignores that of ASCII alone here, would not find by itself."""
+    return {as_bytewise(form.encode()) for form in (text, text.lower(), text.upper(), text.capitalize(), text.title())}
+
+
+def before_banned(data: bytes, banned: tuple[str, ...] | None) -> bytes:
+    """What comes before the first of the banned strings."""
+    text = as_bytewise(data).lower()
+    found = [text.find(form.lower()) for string in banned or () for form in bytewise_cases(string)]
+    return data[: min((at for at in found if at >= 0), default=len(data))]

@@ -1,0 +1,158 @@
+"""A model that reads its context back through the page table, so that a wrong page is a wrong token.
+
+Its cache has one number a position: the token that was written there. The logits at a position are a stretch of fixed
+noise, chosen by a hash of all tokens up to it as they are read out of the pages. So whatever goes wrong with pages, a
+lost token or a mix of two sequences, changes what is said from then on. Nothing else does: neither the batch's shape
+nor the order of steps.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from exllamav3 import Tokenizer
+from tokenflow_exllamav3.config import PAGE, Exl3Config
+from tokenflow_exllamav3.loading import Loaded, Part, cache_tokens, engine_info, read_vocabulary
+
+from plugins.exllama_common.tests import tokens
+
+TRAINED_FOR = 4096
+_NOISE = np.random.default_rng(7).normal(scale=2.0, size=1 << 18).astype(np.float32)
+
+
+class HashCache:
+    """What `Cache` is to the generator: one number a token."""
+
+    initialized = True
+    max_history = 0
+
+    def __init__(self, tokens: int, model: HashModel) -> None:
+        self.max_num_tokens = tokens
+        self.model = model
+        self.told = torch.full((tokens // PAGE, PAGE), -1, dtype=torch.int32)
+        self.layers: dict[Any, Any] = {}
+
+    def get_all_tensors(self) -> list[torch.Tensor]:
+        return [self.told]
+
+    def copy_page(self, target: HashCache, source: int, to: int, tokens: int) -> None:
+        target.told[to, :tokens].copy_(self.told[source, :tokens])
+
+
+class HashModel:
+    """What `Model` is to the generator.
+
+    Args:
+        vocabulary: how many tokens there are.
+        likely: ids of tokens that are likelier than others, so that its text can be read.
+        wrong_every: as a draft model it guesses wrongly once in so many tokens; 0: never.
+    """
+
+    loaded_tp = False
+    output_device = torch.device("cpu")
+
+    def __init__(self, settings: Any, likely: list[int], *, wrong_every: int = 0) -> None:
+        self.config = settings
+        self.caps: dict[str, Any] = {}
+        self.draft_verifier_params: dict[str, Any] = {}
+        self.wrong_every = wrong_every
+        self.evaluated = 0
+        """Tokens of prompts, or of sequences that lost their pages."""
+        self.decoded: list[int] = []
+        """Rows of each decoding step."""
+        self.before: Callable[[str], None] = lambda what: None
+        """Called at each pass, with "prefill" or "decode": where a test lets it fail."""
+        self._likely = np.zeros(-(-settings.vocab_size // 32) * 32, dtype=np.float32)  # padded, as real heads are
+        self._likely[likely] = 4.0
+
+    def get_cache_layers(self) -> list[Any]:
+        return []
+
+    def prefetch_tokens(self, ids: list[int]) -> None:
+        pass
+
+    def unload(self) -> None:
+        pass
+
+    def prefill(self, input_ids: torch.Tensor, params: dict[str, Any]) -> None:
+        self.before("prefill")
+        self.evaluated += input_ids.numel()
+        for row, ids in enumerate(input_ids.numpy()):
+            self._write(ids, row, params)
+
+    def forward(self, input_ids: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
+        self.before("decode")
+        self.decoded.append(len(input_ids))
+        logits = []
+        for row, ids in enumerate(input_ids.numpy()):
+            context = self._write(ids, row, params)
+            logits.append([self._logits(context[: len(context) - left]) for left in reversed(range(len(ids)))])
+        return torch.from_numpy(np.array(logits))
+
+    def _write(self, ids: np.ndarray[Any, Any], row: int, params: dict[str, Any]) -> np.ndarray[Any, Any]:
+        """Put tokens into the row's pages; give back all that these say up to there."""
+        told = params["cache"].told.numpy()
+        begin = int(params["cache_seqlens"][row])
+        end = begin + len(ids)
+        pages = params["block_table"][row].numpy()[: -(-end // PAGE)]
+        at = np.arange(begin, end)
+        told[pages[at // PAGE], at % PAGE] = ids
+        return told[pages].reshape(-1)[:end]
+
+    def _logits(self, context: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        at = int.from_bytes(blake2b(context.tobytes(), digest_size=8).digest())
+        size = len(self._likely)
+        logits = _NOISE[(start := at % (len(_NOISE) - size)) : start + size] + self._likely
+        if self.wrong_every and at % self.wrong_every == 0:
+            return np.roll(logits, 1)
+        return logits
+
+
+@cache
+def directory() -> Path:
+    """Of the rig's model: no weights, a real tokenizer."""
+    path = Path(tempfile.mkdtemp(prefix="exl3-rig-"))
+    tokens.write(path)
+    return path
+
+
+def settings(directory: Path) -> SimpleNamespace:
+    """What the library's Config is to the tokenizer and the generator."""
+    values = SimpleNamespace(
+        directory=str(directory),
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        eos_token_id_list=[],
+        infer_params=None,
+        max_position_embeddings=TRAINED_FOR,
+    )
+    values.vocab_size = Tokenizer(values).actual_vocab_size  # which also finds the ends
+    return values
+
+
+def hash_load(config: Exl3Config, given_up: Callable[[], bool] = lambda: False) -> Loaded:
+    """In place of `loading.load`: the same, but for what is loaded."""
+    import exllamav3
+
+    library = SimpleNamespace(Tokenizer=exllamav3.Tokenizer)
+    main = part(config)
+    draft = None if config.draft_model is None else part(config, wrong_every=3)
+    vocabulary, tokenizer = read_vocabulary(library, main)
+    info = engine_info(config, main, draft, vocabulary)
+    return Loaded(config=config, info=info, vocabulary=vocabulary, tokenizer=tokenizer, main=main, draft=draft)
+
+
+def part(config: Exl3Config, *, wrong_every: int = 0) -> Part:
+    known = settings(directory())
+    model = HashModel(known, [id for id in range(256, known.vocab_size) if id < 256 + 150], wrong_every=wrong_every)
+    size = cache_tokens(config, TRAINED_FOR)
+    return Part(directory=directory(), config=known, model=model, cache=HashCache(size, model))

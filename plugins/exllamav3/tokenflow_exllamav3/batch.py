@@ -1,0 +1,126 @@
+"""The library's generator, with jobs that pause.
+
+A job is in one of five places:
+
+    active    in the generator's batch
+    pending   the generator will take it up as soon as there are pages for it
+    parked    out of the batch, with its pages: going on costs nothing
+    shelved   out of the batch, without pages: going on costs what of them has been taken by others since
+    gone
+
+Whoever is parked gives its pages up when somebody else finds none, the longest parked first.
+
+What the library would do wrong is kept from it here: it counts parked jobs as its own, or it would tidy its page table
+once the last active one has ended, and find pages that somebody still holds; and it never has more than
+`max_batch_size` in its batch, since the parked ones count as well when somebody wants to start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exllamav3.constants import PAGE_SIZE
+from exllamav3.generator import Generator as LibraryGenerator
+
+from tokenflow_exllamav3.job import Exl3Job
+
+
+class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types that mypy could read
+    """Takes what a Generator takes."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.parked: dict[Exl3Job, None] = {}
+        self.shelved: set[Exl3Job] = set()
+        super().__init__(*args, **options)
+
+    def num_remaining_jobs(self) -> int:
+        return len(self.pending_jobs) + len(self.active_jobs) + len(self.parked)
+
+    @property
+    def used_tokens(self) -> int:
+        """In pages that some job holds."""
+        return len(self.pagetable.referenced_pages) * PAGE_SIZE
+
+    @property
+    def evicted_tokens(self) -> int:
+        """Counter: in pages that somebody could have reused, and that somebody else got."""
+        return int(self.pagetable.metrics["evictions_live"]) * PAGE_SIZE
+
+    # --- coming and going -------------------------------------------------------------------------------------------
+
+    def prepare(self, job: Exl3Job) -> None:
+        """Get ready to start `job`: hash its prompt, see that it fits.
+
+        Raises:
+            AssertionError: it never can, whatever room there is.
+        """
+        again = job.generator is not None
+        job.max_rq_tokens = job.orig_max_rq_tokens  # preparing changes it
+        job.prepare_for_queue(self, job.serial_number if again else self.job_serial, rq=again)
+        self.job_serial += not again
+
+    def start(self, job: Exl3Job) -> bool:
+        """Make `job` active, if there is room for it now."""
+        if len(self.active_jobs) + len(self.parked) + len(self.shelved) >= self.max_batch_size:
+            return False
+        if self.pending_jobs or not self.make_room(job):
+            return False  # those who wait for pages have waited longer
+        self.pending_jobs.append(job)
+        results: list[dict[str, Any]] = []
+        self.iterate_start_jobs(results)
+        for result in results:
+            if result["stage"] == "error":
+                raise result["error"]
+        if job in self.active_jobs:
+            return True
+        self.pending_jobs.remove(job)
+        return False
+
+    def drop(self, job: Exl3Job) -> None:
+        """`job` leaves, wherever it is; what it held is free."""
+        if job in self.parked:
+            self.unpark(job)
+        self.shelved.discard(job)
+        self.cancel(job)
+
+    # --- pausing ----------------------------------------------------------------------------------------------------
+
+    def pause(self, job: Exl3Job) -> None:
+        """`job` is to take no part in the next step. Repeatable."""
+        if job in self.active_jobs:
+            self.active_jobs.remove(job)
+            self.parked[job] = None
+        elif job in self.pending_jobs:
+            self.pending_jobs.remove(job)
+            self.shelved.add(job)
+
+    def go_on(self, job: Exl3Job) -> None:
+        """`job` is to take part in the next step, if it can have pages. Repeatable."""
+        if job in self.parked:
+            self.unpark(job)
+        elif job in self.shelved:
+            self.shelved.remove(job)
+            self.pending_jobs.insert(0, job)
+        if job in self.pending_jobs:  # also one that the library sent back for more pages
+            self.make_room(job)
+
+    def unpark(self, job: Exl3Job) -> None:
+        del self.parked[job]
+        self.active_jobs.append(job)
+
+    def shelve(self, job: Exl3Job) -> None:
+        """A paused `job` gives its pages up. Repeatable."""
+        if job not in self.parked:
+            return
+        job.deallocate_pages()
+        del self.parked[job]
+        job.requeue()
+        self.shelved.add(job)
+
+    def make_room(self, job: Exl3Job) -> bool:
+        """Find pages for `job`, at the cost of who is parked. False: not now."""
+        while job.current_new_pages_required() > self.pagetable.num_unreferenced_pages():
+            if not self.parked:
+                return False
+            self.shelve(next(iter(self.parked)))
+        return True
