@@ -15,6 +15,7 @@ import select
 import socket
 import struct
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +23,8 @@ import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError
 from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
@@ -31,6 +33,7 @@ from hypercorn.utils import parse_socket_addr
 from tokenflow.errors import first_error
 
 from .asgi import AppTasks, ClientDisconnected
+from .h2 import CorrectedH2Protocol
 from .h11 import CorrectedH11Protocol
 
 # After the last response the client has this long to close. Closing first, with bytes of it unread, would send a
@@ -43,23 +46,38 @@ _NETWORK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, 
 
 
 class CorrectedProtocolWrapper(ProtocolWrapper):
-    """Chooses the protocol as Hypercorn does, and replaces HTTP/1.1 by ours."""
+    """Chooses the protocol as Hypercorn does, of ours. `renew` is called where a connection begins anew, as HTTP/2."""
 
-    def __init__(self, *args: Any, pong_s: float) -> None:
+    def __init__(self, *args: Any, stall_s: float, renew: Callable[[], None]) -> None:
         super().__init__(*args)
-        if isinstance(self.protocol, H11Protocol):
-            self.protocol = CorrectedH11Protocol(
-                self.app,
-                self.config,
-                self.context,
-                self.task_group,
-                self.state,
-                self.ssl,
-                self.client,
-                self.server,
-                self.send,
-                pong_s=pong_s,
-            )
+        self._stall_s = stall_s
+        self._renew = renew
+        if isinstance(self.protocol, H2Protocol):
+            self.protocol = self._h2()
+        else:
+            self.protocol = CorrectedH11Protocol(*self._arguments, pong_s=stall_s)
+
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        client, server = self.client, self.server
+        return self.app, self.config, self.context, self.task_group, self.state, self.ssl, client, server, self.send
+
+    def _h2(self) -> CorrectedH2Protocol:
+        return CorrectedH2Protocol(*self._arguments, stall_s=self._stall_s)
+
+    async def handle(self, event: Event) -> None:
+        try:
+            await self.protocol.handle(event)
+        except H2ProtocolAssumedError as error:
+            self.protocol = self._h2()
+            self._renew()
+            await self.protocol.initiate()
+            await self.protocol.handle(RawData(error.data))
+        except H2CProtocolRequiredError as error:
+            self.protocol = self._h2()
+            await self.protocol.initiate(error.headers, error.settings)
+            if error.data:
+                await self.protocol.handle(RawData(error.data))
 
 
 class Connection(TCPServer):
@@ -115,13 +133,16 @@ class Connection(TCPServer):
                 parse_socket_addr(self._sock.family, self._sock.getsockname()),
                 self.protocol_send,
                 alpn_protocol,
-                pong_s=self._stall_s,
+                stall_s=self._stall_s,
+                renew=self._expect_request,
             )
+            self._expect_request()
             await self.protocol.initiate()
-            self._reading.deadline = trio.current_time() + self.config.keep_alive_timeout
-            with self._reading, suppress(*_NETWORK_ERRORS):
-                await self._read_data()
-            await self._leave()
+            try:
+                with self._reading, suppress(*_NETWORK_ERRORS):
+                    await self._read_data()
+            finally:
+                await self._leave()  # also cancelled: who waits in a shield for the client waits for this
 
     async def _handshake(self) -> str | None:
         if not isinstance(self.stream, trio.SSLStream):
@@ -167,7 +188,11 @@ class Connection(TCPServer):
 
         One that has never asked for anything still may: its client must be told, or it would only see a reset.
         """
-        if not self.busy and not self._fresh:
+        if self._fresh:
+            return
+        if isinstance(self.protocol.protocol, CorrectedH2Protocol):
+            self.protocol.protocol.go_away()
+        elif not self.busy:
             self._reading.cancel()
 
     def close_unless_busy(self) -> None:
@@ -186,6 +211,11 @@ class Connection(TCPServer):
             await self.protocol.handle(Closed())
         elif isinstance(event, Updated):
             self._set_idle(event.idle)
+
+    def _expect_request(self) -> None:
+        """The first one."""
+        self._idle = self._fresh = True
+        self._reading.deadline = trio.current_time() + self.config.keep_alive_timeout
 
     def _set_idle(self, idle: bool) -> None:
         self._idle = idle

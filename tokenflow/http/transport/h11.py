@@ -12,20 +12,21 @@ from typing import Any
 
 import h11
 import trio
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.exceptions import H2Error
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.events import Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
+from hyperframe.exceptions import HyperframeError
 
 from .asgi import error_body
+from .refusals import MESSAGES, refusal
 from .ws import CorrectedWSStream
 
 HELD_MAX = 64 * 1024
-
-# RFC 9112 section 3.2. Any other target, `?a=1` for one, gives the application a path that it cannot split.
-_TARGET = re.compile(rb"/|https?://[^/?#]+/", re.IGNORECASE)
-# Legal in no host, but a proxy or a URL parser that reads on may take something else for the host.
-_NOT_IN_HOST = re.compile(rb"[/?#@\\]")
+_BASE64URL = re.compile(rb"[A-Za-z0-9_-]*")
 
 
 class PipelineOverflow(OSError):
@@ -82,12 +83,19 @@ class CorrectedH11Protocol(H11Protocol):
     async def _check_protocol(self, event: h11.Request) -> None:
         # A change to HTTP/2 is the connection's first request or none. Later it may be a held one, parsed by a task
         # that cannot replace the protocol; the upgrade is then ignored, as RFC 9110 section 7.8 allows.
-        if self.keep_alive_requests == 0:
+        # So is one with settings that do not hold (RFC 7540 section 3.2.1).
+        asks_for_h2c = any(name == b"upgrade" and value.lower() == b"h2c" for name, value in event.headers)
+        if self.keep_alive_requests == 0 and (not asks_for_h2c or _settings_hold(event)):
             await super()._check_protocol(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
         self._is_head = request.method == b"HEAD"
-        if (status := _refusal(request, self.config.h11_max_incomplete_size)) is not None:
+        # h11 looks at the length of what is incomplete, so it lets through headers that arrive in one piece.
+        max_bytes = self.config.h11_max_incomplete_size
+        headers = list(request.headers)
+        if (
+            status := refusal(request.method, request.target, headers, max_headers=100, max_bytes=max_bytes)
+        ) is not None:
             await self._send_error_response(status)
             await self.send(Closed())
         elif _asks_for_websocket(request):
@@ -128,7 +136,7 @@ class CorrectedH11Protocol(H11Protocol):
         await super().stream_send(event)
 
     async def _send_error_response(self, status_code: int) -> None:
-        body = error_body(status_code, _MESSAGES.get(status_code) or HTTPStatus(status_code).phrase)
+        body = error_body(status_code, MESSAGES.get(status_code) or HTTPStatus(status_code).phrase)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -142,31 +150,19 @@ class CorrectedH11Protocol(H11Protocol):
         await self._send_h11_event(h11.EndOfMessage())
 
 
-_MESSAGES = {
-    400: "The request is not valid HTTP/1.1, or frames its body in two ways, or its target is not a path.",
-    421: "The Host header holds a character that no host has.",
-    431: "The request's headers are too long.",
-}
-
-
-def _refusal(request: h11.Request, max_header_bytes: int) -> int | None:
-    names = {name for name, _ in request.headers}
-    if {b"content-length", b"transfer-encoding"} <= names:
-        return 400  # RFC 9112 section 6.3: request smuggling
-    if not _TARGET.match(request.target) and (request.method, request.target) != (b"OPTIONS", b"*"):
-        return 400
-    if any(name == b"host" and _NOT_IN_HOST.search(value) for name, value in request.headers):
-        return 421
-    if any(name.startswith(b"sec-websocket-") and not value.isascii() for name, value in request.headers):
-        return 400  # RFC 6455 section 4.1: tokens; Hypercorn's reader of them knows nothing else
-    # h11 looks at the length of what is incomplete, so it lets through headers that arrive in one piece.
-    if sum(len(name) + len(value) for name, value in request.headers) > max_header_bytes:
-        return 431
-    return None
-
-
 def _asks_for_websocket(request: h11.Request) -> bool:
     connection = b",".join(value for name, value in request.headers if name == b"connection")
     tokens = {token.strip().lower() for token in connection.split(b",")}
     upgrade = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
     return request.method == b"GET" and b"upgrade" in tokens and upgrade == [b"websocket"]
+
+
+def _settings_hold(request: h11.Request) -> bool:
+    values = [value for name, value in request.headers if name == b"http2-settings"]
+    if len(values) != 1 or not _BASE64URL.fullmatch(values[0]):
+        return False
+    try:
+        H2Connection(H2Configuration(client_side=False)).initiate_upgrade_connection(values[0])
+    except (ValueError, H2Error, HyperframeError):
+        return False
+    return True

@@ -1,0 +1,37 @@
+"""Requests that no application should see, whatever the protocol that brought them."""
+
+import re
+from collections.abc import Sequence
+
+# RFC 9112 section 3.2. Any other target, `?a=1` for one, gives the application a path that it cannot split.
+_TARGET = re.compile(rb"/|https?://[^/?#]+/", re.IGNORECASE)
+# Legal in no host, but a proxy or a URL parser that reads on may take something else for the host.
+_NOT_IN_HOST = re.compile(rb"[/?#@\\]")
+
+MESSAGES = {
+    400: "The request is not valid HTTP, or frames its body in two ways, or its target is not a path.",
+    408: "The request's headers did not come in time.",
+    421: "The Host header holds a character that no host has.",
+    431: "The request's headers are too long, or too many.",
+    501: "CONNECT is for WebSocket alone (RFC 8441).",
+}
+
+
+def refusal(
+    method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]], *, max_headers: int, max_bytes: int
+) -> int | None:
+    """The status with which to refuse a request; None: the application shall have it. Names are in small letters."""
+    names = {name for name, _ in headers}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        return 400  # RFC 9112 section 6.3: request smuggling
+    if not (method.isascii() and target.isascii()):
+        return 400
+    if not _TARGET.match(target) and (method, target) != (b"OPTIONS", b"*"):
+        return 400
+    if any(name == b"host" and _NOT_IN_HOST.search(value) for name, value in headers):
+        return 421
+    if any(name.startswith(b"sec-websocket-") and not value.isascii() for name, value in headers):
+        return 400  # RFC 6455 section 4.1: tokens; Hypercorn's reader of them knows nothing else
+    if len(headers) > max_headers or sum(len(name) + len(value) for name, value in headers) > max_bytes:
+        return 431
+    return None
