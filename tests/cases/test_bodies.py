@@ -132,6 +132,9 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
     ("coalesce_ms", 10**9),
     ("user", 1),
     ("ignore_eos", "yes"),
+    ("response_format", "json"),
+    ("response_format", {"type": "json_object"}),  # not with this engine
+    ("grammar", "start: /a/"),
 ]
 """Fields that both routes that generate know."""
 WRONG_CHAT_FIELDS: list[tuple[str, Any]] = [
@@ -140,8 +143,6 @@ WRONG_CHAT_FIELDS: list[tuple[str, Any]] = [
     ("tools", 1),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", 1),
-    ("response_format", "json"),
-    ("response_format", {"type": "json_object"}),
 ]
 WRONG_COMPLETION_FIELDS: list[tuple[str, Any]] = [
     ("logprobs", True),
@@ -249,7 +250,8 @@ model n max_tokens max_completion_tokens temperature top_p top_k min_p typical_p
 dry_multiplier dry_base dry_allowed_length dry_range dry_sequence_breakers mirostat mirostat_tau mirostat_eta
 banned_strings repetition_penalty repeat_penalty frequency_penalty presence_penalty seed logit_bias stop stream
 stream_options logprobs top_logprobs ignore_eos coalesce_ms timeouts user tools tool_choice functions function_call
-response_format parallel_tool_calls metadata store service_tier reasoning_effort echo suffix best_of
+response_format structured_outputs json_schema grammar guided_json parallel_tool_calls metadata store service_tier
+reasoning_effort echo suffix best_of
 """
 
 

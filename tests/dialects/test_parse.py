@@ -352,9 +352,6 @@ CHAT_ONLY = [
     ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
     ({"tool_choice": {"type": "function"}}, "tool_choice", UNSUPPORTED),
     ({"tool_choice": 7}, "tool_choice", TYPE),
-    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
-    ({"response_format": {}}, "response_format", UNSUPPORTED),
-    ({"response_format": "text"}, "response_format", TYPE),
 ]
 
 COMPLETIONS_ONLY = [
@@ -426,7 +423,7 @@ def test_a_long_value_is_not_quoted_whole():
 # --- null, and anything at all --------------------------------------------------------------------------------------
 
 CHAT_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "top_logprobs", "tools", "functions"]
-CHAT_FIELDS += ["tool_choice", "function_call", "response_format"]
+CHAT_FIELDS += ["tool_choice", "function_call"]
 COMPLETIONS_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "echo", "suffix", "best_of"]
 
 

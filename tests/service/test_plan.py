@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenflow.api import Dry, EngineInfo, InvalidRequest, Mirostat, Sampling, Xtc
+from tokenflow.api import Dry, EngineInfo, Grammar, InvalidRequest, Mirostat, Sampling, Xtc
 from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.types import GenerationRequest, TokenPrompt
 from tokenflow.service.plan import Plan, Planner
@@ -23,14 +23,13 @@ ASKED = {
 }
 """Of capabilities: what asks for each, and the field of the body that an answer names."""
 
-LIMITS = LimitsConfig(max_banned_strings=2, max_stop_chars=8)
+LIMITS = LimitsConfig(max_banned_strings=2, max_stop_chars=8, max_grammar_chars=8, grammar_timeout_s=2.0)
 
 
-async def plan(capabilities: set[str], sampling: Sampling) -> Plan:
+async def plan(capabilities: set[str], sampling: Sampling, grammar: Grammar | None = None, engine: Any = None) -> Plan:
     info = EngineInfo(model="m", context_length=64, slots=1, capabilities=frozenset(capabilities))
     planner = Planner(info, None, LIMITS, TimeoutsConfig(), StreamConfig(), ReplayConfig())
-    request = GenerationRequest(model="m", prompts=(TokenPrompt(tokens=(1,)),), sampling=sampling)
-    engine: Any = None  # token ids need none
+    request = GenerationRequest(model="m", prompts=(TokenPrompt(tokens=(1,)),), sampling=sampling, grammar=grammar)
     return await planner.plan(request, engine, "id")
 
 
@@ -53,3 +52,37 @@ async def test_banned_strings_are_few_and_short(banned: tuple[str, ...]) -> None
     with pytest.raises(InvalidRequest) as caught:
         await plan({"banned_strings"}, Sampling(banned_strings=banned))
     assert caught.value.param == "banned_strings"
+
+
+class Compiling:
+    """As much of an engine as a grammar meets: one that finds fault with every grammar but `a`."""
+
+    def __init__(self) -> None:
+        self.budgets: list[float] = []
+
+    async def compile(self, grammar: Grammar, *, budget_s: float) -> None:
+        self.budgets.append(budget_s)
+        if grammar.source != "a":
+            raise InvalidRequest("a fault", param=grammar.param)
+
+    info = generate = tokenize = detokenize = stats = int  # nobody asks
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "source", "code"),
+    [
+        (set(), "a", "unsupported_parameter"),
+        ({"grammar"}, "a" * 9, "invalid_value"),
+        ({"grammar"}, "b", "invalid_value"),
+    ],
+)
+async def test_a_grammar_is_refused_before_anything_is_promised(capabilities: set[str], source: str, code: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await plan(capabilities, Sampling(), Grammar(kind="regex", source=source, param="guided_regex"), Compiling())
+    assert (caught.value.param, caught.value.code) == ("guided_regex", code)
+
+
+async def test_a_grammar_reaches_the_engine_as_it_is() -> None:
+    grammar, engine = Grammar(kind="regex", source="a"), Compiling()
+    assert (await plan({"grammar"}, Sampling(), grammar, engine)).sequences[0].grammar == grammar
+    assert engine.budgets == [LIMITS.grammar_timeout_s]

@@ -1,7 +1,8 @@
 """All that a plugin imports. Semantic versioning holds here: see `API_VERSION`."""
 
 from tokenflow.api.adapters import LoopEngine, engine_from_blocking_iterator, engine_from_generator, serving
-from tokenflow.api.engine import Engine
+from tokenflow.api.engine import Engine, StructuredEngine
+from tokenflow.api.grammar import Grammars, Matcher
 from tokenflow.api.hookspecs import API_VERSION, EnginePlugin, SinkPlugin, hookimpl
 from tokenflow.api.loop import Sequence, Step, StepLoop, Stepper
 from tokenflow.api.models import ModelSource, cache_dir
@@ -26,6 +27,7 @@ from tokenflow.core.types import (
     Event,
     Finished,
     FinishReason,
+    Grammar,
     Mirostat,
     Released,
     Resumed,
@@ -61,9 +63,12 @@ __all__ = [
     "FirstToken",
     "Gaps",
     "Gauges",
+    "Grammar",
+    "Grammars",
     "InvalidRequest",
     "LifecycleEvent",
     "LoopEngine",
+    "Matcher",
     "MetricsSink",
     "Mirostat",
     "ModelGauges",
@@ -82,6 +87,7 @@ __all__ = [
     "Step",
     "StepLoop",
     "Stepper",
+    "StructuredEngine",
     "TokenLogprob",
     "Xtc",
     "cache_dir",

@@ -19,9 +19,10 @@ from typing import Any
 import trio
 
 from tokenflow.api.engine import Engine
+from tokenflow.api.grammar import BUDGET_S, Grammars
 from tokenflow.api.loop import Pace, Sequence, Step, StepLoop
 from tokenflow.api.send import Send
-from tokenflow.core.types import EngineInfo, EngineStats, SequenceRequest, Started
+from tokenflow.core.types import EngineInfo, EngineStats, Grammar, SequenceRequest, Started
 from tokenflow.errors import EngineStuck, InvalidRequest
 
 Piece = str | bytes
@@ -38,15 +39,28 @@ class LoopEngine(ABC):
     Args:
         loop: being served, for as long as this engine is used.
         info: what it is; the capabilities `stop` and `pause`, which the loop brings, are added.
+        grammars: for its vocabulary, entered, where its stepper heeds `Sequence.matcher`: the capability `grammar`.
     """
 
-    def __init__(self, loop: StepLoop, info: EngineInfo) -> None:
+    def __init__(self, loop: StepLoop, info: EngineInfo, grammars: Grammars | None = None) -> None:
         self.loop = loop
+        self._grammars = grammars
         extra = _ALWAYS | {"release"} if loop.can_release else _ALWAYS
+        extra |= {"grammar"} if grammars is not None else set()
         self.info = replace(info, capabilities=info.capabilities | extra)
 
     async def generate(self, request: SequenceRequest, send: Send) -> None:
-        await self.loop.generate(request, send)
+        matcher = None if request.grammar is None else await self._of(request.grammar).matcher(request.grammar)
+        await self.loop.generate(request, send, matcher)
+
+    async def compile(self, grammar: Grammar, *, budget_s: float = BUDGET_S) -> None:
+        """As in `StructuredEngine`."""
+        await self._of(grammar).compile(grammar, budget_s=budget_s)
+
+    def _of(self, grammar: Grammar) -> Grammars:
+        if self._grammars is None:
+            raise InvalidRequest("This engine cannot hold a text to a grammar.", param=grammar.param)
+        return self._grammars
 
     async def stats(self) -> EngineStats:
         """The loop's numbers. A subclass adds its own: `replace(await super().stats(), kv_tokens_used=...)`."""

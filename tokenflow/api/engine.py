@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from tokenflow.api.send import Send
-from tokenflow.core.types import EngineInfo, EngineStats, SequenceRequest
+from tokenflow.core.types import EngineInfo, EngineStats, Grammar, SequenceRequest
 
 
 @runtime_checkable
@@ -37,4 +37,19 @@ class Engine(Protocol):
 
     async def stats(self) -> EngineStats:
         """Counters and gauges, now. Quick: it is asked at every scrape."""
+        ...
+
+
+@runtime_checkable
+class StructuredEngine(Engine, Protocol):
+    """What an engine with the capability `grammar` is."""
+
+    async def compile(self, grammar: Grammar, *, budget_s: float) -> None:
+        """Make sure that `grammar` can be used, before anything is promised to the client.
+
+        Takes no longer than `budget_s` from when it is its turn, leaves the event loop free, and is cancelled at once.
+
+        Raises:
+            InvalidRequest: what is wrong with it, and where.
+        """
         ...

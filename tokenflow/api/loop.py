@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
+from tokenflow.api.grammar import Matcher
 from tokenflow.api.send import GIVE_UP_SLOT, Send
 from tokenflow.core.states import SEQUENCE_MOVES, SequenceState, move
 from tokenflow.core.stopping import TextAssembler
@@ -67,7 +68,10 @@ class Step(NamedTuple):
 
 
 class Sequence:
-    """One sequence as a stepper sees it: `request` is what to do, `data` is the stepper's own."""
+    """One sequence as a stepper sees it: `request` is what to do, `data` is the stepper's own.
+
+    `matcher` is there if the request has a grammar: the stepper draws only what it allows, and tells it what was drawn.
+    """
 
     __slots__ = (
         "_assembler",
@@ -80,14 +84,16 @@ class Sequence:
         "error",
         "generated",
         "limit",
+        "matcher",
         "released",
         "request",
         "send",
         "state",
     )
 
-    def __init__(self, request: SequenceRequest, send: Send) -> None:
+    def __init__(self, request: SequenceRequest, send: Send, matcher: Matcher | None = None) -> None:
         self.request = request
+        self.matcher = matcher
         self.data: Any = None
         self.cached_tokens = 0
         """Set by the stepper in `add`: prompt tokens that a prefix cache had."""
@@ -105,6 +111,11 @@ class Sequence:
         self.error: Exception | None = None
         self._assembler = TextAssembler(request.stop)
         self._logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def room(self) -> int:
+        """How many tokens it may get in one step, if more than one can be certain: by its credit and by max_tokens."""
+        return min(self.limit - self.emitted, self.request.max_tokens - self.generated)
 
     def take(self, step: Step) -> tuple[Delta | None, Finished | None]:
         """Turn a step into events: text that is certain now, and the end if this was it."""
@@ -158,9 +169,11 @@ class Stepper(Protocol):
         """`seq` leaves: its slot and KV cache are free when this returns. Must not raise."""
 
     def step(self, run: list[Sequence]) -> Iterable[tuple[Sequence, Step]]:
-        """Take one step of the batch; at most one Step a sequence (none while it prefills).
+        """Take one step of the batch; one Step a sequence (none while it prefills).
 
         `run` is who may take part. One that holds a slot and is not in it is paused: keep its state, give it nothing.
+        Where several tokens are certain, a sequence may get a Step for each, in order, at most `seq.room` of them;
+        what comes after its end is dropped.
         Raising fails every sequence that holds a slot.
         """
 
@@ -216,12 +229,12 @@ class StepLoop:
 
     # --- Trio's side ------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: SequenceRequest, send: Send) -> None:
+    async def generate(self, request: SequenceRequest, send: Send, matcher: Matcher | None = None) -> None:
         """One sequence, from here to its free slot: the whole of `Engine.generate`."""
         if self._stop or self._token is None:
             raise EngineClosed("The engine is not open.")
         await trio.lowlevel.checkpoint_if_cancelled()  # a fast owner would be done before a parked task learns of it
-        seq = Sequence(request, send)
+        seq = Sequence(request, send, matcher)
         send.listen(lambda limit: self._credit(seq, limit))
         self._post("add", seq)
         try:

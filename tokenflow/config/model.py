@@ -80,6 +80,10 @@ class LimitsConfig:
     """Entries in logit_bias."""
     max_top_logprobs: Annotated[int, Ge(0)] = 20
     """Alternatives per token."""
+    max_grammar_chars: Count = 65_536
+    """Characters of a JSON schema, regular expression or grammar that an answer shall match."""
+    grammar_timeout_s: Seconds = 3.0
+    """One that takes longer to compile is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,17 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the whole of a generated text must match."""
+
+    kind: Literal["json_schema", "regex", "grammar"]
+    source: str
+    """A JSON schema as JSON, a regular expression, or a grammar in Lark's or GBNF's notation."""
+    param: str = field(default="", compare=False)
+    """The request's field that asks for it, for errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRequest:
     """One sequence, as an engine sees it. A request for n choices becomes n of these."""
 
@@ -96,6 +107,8 @@ class SequenceRequest:
     """None: no log-probabilities; k: each token's own and the k likeliest alternatives'."""
     ignore_eos: bool = False
     """Go on past the end-of-sequence token, to max_tokens."""
+    grammar: Grammar | None = None
+    """What the text must match; the sequence ends (`stop`) where nothing more can follow."""
     id: str = ""
     """For logs: the stream's id."""
     index: int = 0
@@ -170,6 +183,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     ignore_eos: bool = False
+    grammar: Grammar | None = None
     stream: bool = False
     include_usage: bool = False
     coalesce_ms: int | None = None
@@ -273,7 +287,9 @@ class EngineInfo:
     """Sequences decoded at once."""
     vocab_size: int = 0
     capabilities: frozenset[str] = frozenset()
-    """Names of `Sampling` fields it honours, and of: logprobs, stop, chat, prefix_cache, pause, release, ignore_eos."""
+    """Names of `Sampling` fields it honours, and of: logprobs, stop, chat, prefix_cache, pause, release, ignore_eos,
+    grammar.
+    """
     max_logprobs: int = 0
     chat_template: str | None = None
     """jinja2 source; None: no chat."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenflow.core.types import FinishReason, GenerationRequest, TokenLogprob, Usage
-from tokenflow.dialects.fields import Fields, body_fields, shown, unsupported, wrong_type
+from tokenflow.dialects.fields import Fields, body_fields, unsupported, wrong_type
 from tokenflow.dialects.openai_common import generation_request
 from tokenflow.dialects.openai_frames import StreamEncoder, dumps, finite, usage_object
 from tokenflow.dialects.openai_messages import parse_messages
@@ -26,7 +26,6 @@ def parse(body: object, *, stream: bool | None = None) -> GenerationRequest:
     fields = body_fields(body)
     prompt = parse_messages(fields)
     _refuse_tools(fields)
-    _refuse_formats(fields)
     return generation_request(fields, (prompt,), logprobs=_logprobs(fields), stream=stream)
 
 
@@ -49,15 +48,6 @@ def _refuse_tools(fields: Fields) -> None:
         if not isinstance(choice, str | dict):
             raise wrong_type(name, "a string or an object", choice)
         raise unsupported(name, "there are no tools to choose; leave it out.")
-
-
-def _refuse_formats(fields: Fields) -> None:
-    wanted = fields.object("response_format")
-    if wanted is None:
-        return
-    kind = wanted.text("type")
-    if kind != "text":
-        raise unsupported("response_format", f"only {{'type': 'text'}} is; got type {shown(kind)}.")
 
 
 def _logprob_object(entry: TokenLogprob) -> dict[str, Any]:

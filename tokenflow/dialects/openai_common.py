@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenflow.core.types import Attendance, Dry, GenerationRequest, Mirostat, OnDisconnect, Prompt, Sampling, Xtc
 from tokenflow.dialects.fields import Fields, as_number, as_text, shown, unsupported, wrong_type
+from tokenflow.dialects.structured import grammar
 from tokenflow.errors import InvalidRequest
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -50,6 +51,7 @@ def generation_request(
         stop=_strings(fields, "stop", "stop everything") or (),
         logprobs=logprobs,
         ignore_eos=fields.boolean("ignore_eos") or False,
+        grammar=grammar(fields),
         stream=streaming,
         include_usage=include_usage,
         coalesce_ms=fields.integer("coalesce_ms", least=0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
-from tokenflow.api import Engine, EngineInfo, Sampling, SequenceRequest
+from tokenflow.api import Engine, EngineInfo, Sampling, SequenceRequest, StructuredEngine
 from tokenflow.chat.template import ChatTemplate
 from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.types import Attendance, ChatPrompt, GenerationRequest, Prompt, TextPrompt, Timeouts, TokenPrompt
@@ -96,11 +96,15 @@ class Planner:
                     stop=request.stop,
                     logprobs=request.logprobs,
                     ignore_eos=request.ignore_eos,
+                    grammar=request.grammar,
                     id=id,
                     index=len(sequences) + j,
                 )
                 for j in range(request.n)
             ]
+        if request.grammar is not None:
+            assert isinstance(engine, StructuredEngine)  # it has the capability
+            await engine.compile(request.grammar, budget_s=self._limits.grammar_timeout_s)
         return Plan(model=request.model, sequences=tuple(sequences), settings=settings)
 
     async def tokenize(
@@ -136,6 +140,8 @@ class Planner:
         _at_most(len(banned), limits.max_banned_strings, "banned_strings", "banned strings")
         _at_most(max(map(len, banned), default=0), limits.max_stop_chars, "banned_strings", "characters in a string")
         _at_most(len(request.sampling.logit_bias or ()), limits.max_logit_bias, "logit_bias", "entries")
+        if request.grammar is not None:
+            _at_most(len(request.grammar.source), limits.max_grammar_chars, request.grammar.param, "characters")
         if request.logprobs is not None:
             most = min(limits.max_top_logprobs, self._info.max_logprobs)
             _at_most(request.logprobs, most, "top_logprobs", "alternatives")
@@ -146,11 +152,15 @@ class Planner:
         asked += ["logprobs"] if request.logprobs is not None else []
         asked += ["ignore_eos"] if request.ignore_eos else []
         asked += ["stop"] if request.stop else []
+        param = dict(_PARAM)
+        if request.grammar is not None:
+            asked.append("grammar")
+            param["grammar"] = request.grammar.param
         for name in asked:
             if name not in can:
                 raise InvalidRequest(
                     f"This model's engine cannot do {name}. It can do: {', '.join(sorted(can))}.",
-                    param=_PARAM.get(name, name),
+                    param=param.get(name, name),
                     code="unsupported_parameter",
                 )
 

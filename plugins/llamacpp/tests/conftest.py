@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import trio
 from tokenflow_llamacpp import SMOLLM2, LlamaConfig
 from tokenflow_llamacpp.stepper import LlamaStepper
 
-from tokenflow.api import Sampling, Send, Sequence, SequenceRequest, Step
+from tokenflow.api import Grammar, Grammars, Matcher, Sampling, Send, Sequence, SequenceRequest, Step
 
 GREEDY = Sampling(temperature=0)
 CONFIG = LlamaConfig(slots=4, context_length=512, cache_tokens=1024, batch=64, prefill_chunk=16)
@@ -31,10 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Played:
     """A sequence in the stepper's hands and what came of it, without a loop."""
 
-    def __init__(self, request: SequenceRequest) -> None:
-        self.seq = Sequence(request, Send(lambda event: None, window=1))
+    def __init__(self, request: SequenceRequest, matcher: Matcher | None = None) -> None:
+        self.seq = Sequence(request, Send(lambda event: None, window=1), matcher)
+        self.seq.limit = 1_000_000
         self.steps: list[Step] = []
         self.gone = False
+
+    def take(self, step: Step) -> None:
+        self.steps.append(step)
+        self.seq.generated += step.tokens
 
     @property
     def text(self) -> str:
@@ -52,9 +58,20 @@ class Played:
 class Table:
     """Who sits in the batch: `start` gives a slot, `step` takes one step with those named, `leave` frees the slot."""
 
-    def __init__(self, stepper: LlamaStepper) -> None:
+    def __init__(self, stepper: LlamaStepper, grammars: Grammars | None = None) -> None:
         self.stepper = stepper
+        self.grammars = grammars
         self.held: list[Played] = []
+
+    def matcher(self, grammar: Grammar | None) -> Matcher | None:
+        if grammar is None:
+            return None
+        assert self.grammars is not None
+        return trio.run(self._matcher, self.grammars, grammar)
+
+    async def _matcher(self, grammars: Grammars, grammar: Grammar) -> Matcher:
+        async with grammars:
+            return await grammars.matcher(grammar)
 
     def tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self.stepper.vocabulary.tokenize(text, special=True))
@@ -67,7 +84,8 @@ class Table:
     def try_start(self, prompt: str | tuple[int, ...], max_tokens: int = 64, **fields: Any) -> Played | None:
         tokens = self.tokens(prompt) if isinstance(prompt, str) else prompt
         fields.setdefault("sampling", GREEDY)
-        played = Played(SequenceRequest(prompt=tokens, max_tokens=max_tokens, **fields))
+        request = SequenceRequest(prompt=tokens, max_tokens=max_tokens, **fields)
+        played = Played(request, self.matcher(request.grammar))
         if not self.stepper.add(played.seq):
             return None
         self.held.append(played)
@@ -77,7 +95,7 @@ class Table:
         """One step; `interrupt` strikes after it has begun, before the batch is decoded."""
         who = who or tuple(self.held)
         for seq, step in self.stepper.step(_Run([played.seq for played in who], self.stepper, interrupt)):
-            next(played for played in self.held if played.seq is seq).steps.append(step)
+            next(played for played in self.held if played.seq is seq).take(step)
 
     def play(self, *who: Played, tokens: int) -> None:
         """Steps with `who`, until each of them has `tokens` or has ended."""
@@ -117,9 +135,14 @@ def stepper() -> Iterator[LlamaStepper]:
     stepper.close()
 
 
+@pytest.fixture(scope="session")
+def grammars(stepper: LlamaStepper) -> Grammars:
+    return stepper.vocabulary.grammars()
+
+
 @pytest.fixture
-def table(stepper: LlamaStepper) -> Iterator[Table]:
-    table = Table(stepper)
+def table(stepper: LlamaStepper, grammars: Grammars) -> Iterator[Table]:
+    table = Table(stepper, grammars)
     table.fresh()
     yield table
     table.leave()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import trio
 
-from tokenflow.api import EngineStats, LoopEngine, StepLoop, serving
+from tokenflow.api import EngineStats, Grammars, LoopEngine, StepLoop, serving
 from tokenflow_llamacpp.config import LlamaConfig
 from tokenflow_llamacpp.stepper import LlamaStepper
 
@@ -22,10 +22,11 @@ class LlamaEngine(LoopEngine):
     Args:
         loop: being served.
         stepper: its stepper, open.
+        grammars: of its vocabulary.
     """
 
-    def __init__(self, loop: StepLoop, stepper: LlamaStepper) -> None:
-        super().__init__(loop, stepper.info)
+    def __init__(self, loop: StepLoop, stepper: LlamaStepper, grammars: Grammars) -> None:
+        super().__init__(loop, stepper.info, grammars)
         self._stepper = stepper
         self._vocabulary = stepper.vocabulary
         self._tokenizing = trio.CapacityLimiter(2)  # tokenizing has no need to take more cores from decoding
@@ -55,4 +56,6 @@ async def open_llama(config: LlamaConfig) -> AsyncGenerator[LlamaEngine, None]:
     stepper = LlamaStepper(config)
     loop = StepLoop(stepper)
     async with serving(loop):
-        yield LlamaEngine(loop, stepper)
+        grammars = await trio.to_thread.run_sync(stepper.vocabulary.grammars)
+        async with grammars:
+            yield LlamaEngine(loop, stepper, grammars)

@@ -20,10 +20,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tokenflow.api import ContextLengthExceeded, EngineError, EngineInfo, InvalidRequest, Sequence, Step
+from tokenflow.api import ContextLengthExceeded, EngineError, EngineInfo, FinishReason, InvalidRequest, Sequence, Step
 from tokenflow_llamacpp.config import LlamaConfig
+from tokenflow_llamacpp.guide import Guide
 from tokenflow_llamacpp.loading import Loaded, load
-from tokenflow_llamacpp.sampling import Samplers, token_logprob
+from tokenflow_llamacpp.sampling import Sampler, Samplers, token_logprob
 from tokenflow_llamacpp.slots import Slot, Slots
 from tokenflow_llamacpp.vocabulary import Vocabulary
 
@@ -35,17 +36,16 @@ _END = Step(1, b"", "stop")
 class Job:
     """What a sequence is to this stepper."""
 
-    __slots__ = ("decoding", "logprobs", "owns_sampler", "sampler", "slot", "todo")
+    __slots__ = ("drawn", "logprobs", "sampler", "slot", "todo")
 
-    def __init__(self, slot: Slot, todo: list[int], sampler: Any, owns_sampler: bool, logprobs: int | None) -> None:
+    def __init__(self, slot: Slot, todo: list[int], sampler: Sampler, logprobs: int | None) -> None:
         self.slot = slot
         self.todo = todo
-        """Tokens to evaluate: of the prompt, later the one drawn last."""
+        """Tokens to evaluate: of the prompt, later those drawn last: one, or more where a grammar left no choice."""
+        self.drawn = 0
+        """How many at the end of `todo` were drawn."""
         self.sampler = sampler
-        self.owns_sampler = owns_sampler
         self.logprobs = logprobs
-        self.decoding = False
-        """It has drawn a token."""
 
 
 Row = tuple[Sequence, int, int | None]
@@ -79,6 +79,7 @@ class LlamaStepper:
         self._samplers = Samplers(loaded.library, loaded.vocabulary)
         self._batch = loaded.batch
         self._can_cut = loaded.can_cut
+        self._most = max(1, min(loaded.batch_tokens // loaded.info.slots, self._config.prefill_chunk))
         self.slots = _slots(loaded)
         self._context = loaded.context
         if not loaded.can_cut:
@@ -107,11 +108,15 @@ class LlamaStepper:
             self.vocabulary.check(request.prompt)
         except ValueError as exc:
             raise InvalidRequest(str(exc), param="prompt") from exc
-        sampler, owned = self._samplers.make(request)
+        sampler: Sampler
+        if seq.matcher is None:
+            sampler = self._samplers.make(request)
+        else:
+            sampler = Guide(self._samplers, request, seq.matcher, self.vocabulary.ends)
         slot = self.slots.take(request.prompt, total)
         assert slot is not None
         seq.cached_tokens = len(slot.tokens)
-        seq.data = Job(slot, list(request.prompt[len(slot.tokens) :]), sampler, owned, request.logprobs)
+        seq.data = Job(slot, list(request.prompt[len(slot.tokens) :]), sampler, request.logprobs)
         return True
 
     can_release = True
@@ -133,8 +138,7 @@ class LlamaStepper:
         job: Job = seq.data
         seq.data = None
         self.slots.release(job.slot)
-        if job.owns_sampler:
-            job.sampler.close()
+        job.sampler.close()
 
     def interrupt(self, seq: Sequence | None) -> None:
         context = self._context
@@ -175,12 +179,14 @@ class LlamaStepper:
         prefilling = []
         for seq in run:
             job: Job = seq.data
-            if len(job.todo) > 1:
+            if len(job.todo) == 1:
+                add(job.todo[0], len(job.slot.tokens), job.slot.ids, True)
+                rows.append((seq, 1, batch.n_tokens - 1))
+            elif len(job.todo) == job.drawn:  # there is room for all of them: see `_most`
+                self._fill_prompt(seq, job.drawn, rows)
+            else:
                 prefilling.append(seq)
-                continue
-            add(job.todo[0], len(job.slot.tokens), job.slot.ids, True)
-            rows.append((seq, 1, len(rows)))
-        room = self._loaded.batch_tokens - len(rows)
+        room = self._loaded.batch_tokens - batch.n_tokens
         if rows or self._was_cut:
             room = min(room, self._config.prefill_chunk)
         for seq in prefilling:
@@ -219,25 +225,31 @@ class LlamaStepper:
             job: Job = seq.data
             job.slot.tokens += job.todo[:count]
             del job.todo[:count]
-            self.prompt_tokens += count - job.decoding  # one that goes on may have to evaluate its text again
-            if index is not None:
-                try:
-                    steps.append((seq, self._draw(job, index)))
-                except Exception as exc:
-                    steps.append((seq, Step(error=exc)))
+            if index is None:
+                self.prompt_tokens += count
+                continue
+            self.prompt_tokens += count - job.drawn  # one that goes on may have to evaluate its text again
+            try:
+                steps += [(seq, step) for step in self._draw(seq, job, index)]
+            except Exception as exc:
+                steps.append((seq, Step(error=exc)))
         return steps
 
-    def _draw(self, job: Job, index: int) -> Step:
-        token: int = job.sampler.sample(self._context, index)
-        job.todo.append(token)
-        job.decoding = True
-        if token in self.vocabulary.ends:  # where they are ignored they are banned
-            return _END
+    def _draw(self, seq: Sequence, job: Job, index: int) -> list[Step]:
+        most = 1 if job.logprobs is not None else min(seq.room, self._most)
+        tokens = job.sampler.draw(self._context, index, job.slot.tokens, most)
+        job.todo += tokens
+        job.drawn = len(tokens)
+        *others, last = tokens
+        steps = [Step(1, self.vocabulary.pieces[token]) for token in others]
+        if last in self.vocabulary.ends:  # where they are ignored they are banned
+            return [*steps, _END]
+        finish: FinishReason | None = "stop" if job.sampler.ended else None
         if job.logprobs is None:
-            return Step(1, self.vocabulary.pieces[token])
+            return [*steps, Step(1, self.vocabulary.pieces[last], finish)]
         logits = self._context.get_logits_ith(index)
-        logprob = token_logprob(logits, token, job.logprobs, self.vocabulary)
-        return Step(1, self.vocabulary.pieces[token], logprobs=(logprob,))
+        logprob = token_logprob(logits, last, job.logprobs, self.vocabulary)
+        return [Step(1, self.vocabulary.pieces[last], finish, (logprob,))]
 
 
 def _slots(loaded: Loaded) -> Slots:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenflow.api import InvalidRequest
+from tokenflow.api import Grammars, InvalidRequest
 from tokenflow_llamacpp.compat import get, token_bytes
 
 # llama.h: llama_token_attr
@@ -86,6 +86,11 @@ class Vocabulary:
         """
         self.check(tokens)
         return b"".join([self.texts[token] for token in tokens]).decode(errors="replace")
+
+    def grammars(self) -> Grammars:
+        """What compiles grammars for it. Takes some tenths of a second, and the interpreter's lock meanwhile."""
+        specials = [token for token, piece in enumerate(self.pieces) if not piece]
+        return Grammars(self.texts, ends=sorted(self.ends), specials=specials, tokenize=self.tokenize)
 
     def check(self, tokens: list[int] | tuple[int, ...]) -> None:
         """ValueError for a token that is not in the vocabulary: inside llama.cpp some would end the process."""
