@@ -43,7 +43,20 @@ def held(*logs: ReplayLog[str]) -> list[int]:
     return [log.statistics().held for log in logs]
 
 
-def test_an_ended_stream_counts_beside_its_log_and_is_told_when_it_has_to_go() -> None:
+def test_a_stream_counts_beside_a_log_that_is_kept_until_it_is_forgotten() -> None:
+    logs, _ = store(100)
+    log = new(logs)
+    assert logs.bytes == STREAM_BYTES
+    logs.ended(log, 100.0)
+    assert logs.bytes == STREAM_BYTES
+    for _ in range(2):
+        logs.forget(log)
+        assert logs.bytes == 0
+    logs.forget(logs.new(lambda record: None, keep=False))
+    assert logs.bytes == 0
+
+
+def test_an_ended_stream_is_told_when_it_has_to_go() -> None:
     logs, _ = store(100)
     evicted: list[int] = []
     for i in range(5):
@@ -52,10 +65,15 @@ def test_an_ended_stream_counts_beside_its_log_and_is_told_when_it_has_to_go() -
     assert evicted == list(range(5 - logs.bytes // STREAM_BYTES))
 
 
-def test_the_expired_go_first_then_the_ended_that_were_read_longest_ago_then_the_oldest_of_the_live(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def logs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams cost nothing beside their logs."""
     monkeypatch.setattr(logstore, "STREAM_BYTES", 0)
+
+
+def test_the_expired_go_first_then_the_ended_that_were_read_longest_ago_then_the_oldest_of_the_live(
+    logs_alone: None,
+) -> None:
     logs, clock = store(50)
     expired, read_again, unread, live = new(logs), new(logs), new(logs), new(logs)
     for log in (read_again, unread, expired):
@@ -89,7 +107,7 @@ def test_when_nothing_may_go_there_is_no_room() -> None:
     assert logs.bytes == 0 and logs.has_room
 
 
-def test_the_largest_live_log_gives_way_first() -> None:
+def test_the_largest_live_log_gives_way_first(logs_alone: None) -> None:
     logs, _ = store(50)
     small, large = new(logs), new(logs)
     fill(small, 10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tokenflow.core.replay import RECORD_BYTES, Bounds, Cursor, Record, ReplayLog
+from tokenflow.core.types import Delta, TokenLogprob
 from tokenflow.errors import ResumeWindowLost
 
 
@@ -260,3 +263,30 @@ def test_running_on_accepts_while_nobody_reads_and_waits_for_who_comes_back() ->
     assert not log.behind
     reader.ack(11)
     assert credited[-1] == 11
+
+
+KINDS = {
+    "words": lambda i: Delta(f" {i:05}"),
+    "emoji": lambda i: Delta(f"🦆{i}"),
+    "long": lambda i: Delta(f"{i} " * 300),
+    "log-probabilities": lambda i: Delta(f" {i:05}", 1, (_logprob(i, 0),)),
+    "alternatives": lambda i: Delta(f" {i:05}", 1, (_logprob(i, 20),)),
+}
+
+
+def _logprob(i: int, top: int) -> TokenLogprob:
+    return TokenLogprob(f" {i:05}", -i / 7, b" %05d" % i, tuple(_logprob(i + j, 0) for j in range(top)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_accounted_is_what_python_holds(kind):
+    count = 2000
+    log = ReplayLog(lambda record: None, keep=True, bounds=Bounds(10**6, 10**9))
+    gc.collect()
+    tracemalloc.start()
+    for i in range(count):
+        delta = KINDS[kind](1000 + i)
+        log.append(delta, 0, 1, size=delta.memory_bytes)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held <= log.bytes <= 1.15 * held, (held / count, log.bytes / count)

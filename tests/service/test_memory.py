@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import tracemalloc
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.e2e.wire import directive
 from tests.service.conftest import STEP_S, open_rig
 from tokenflow.core.types import Attendance
 
@@ -38,6 +40,30 @@ async def test_detached_streams_with_full_logs_stay_within_the_total(autojump_cl
         assert held - before <= gauges.replay_bytes * 1.1 + per_stream * STREAMS
         await trio.sleep(301)
         assert (await r.service.gauges()).kept_streams == (await r.service.gauges()).replay_bytes == 0
+
+
+@pytest.mark.parametrize("plan", [{}, {"raise_at": 1}, {"raise_in_add": True}, {"break_at": 1}])
+async def test_what_is_kept_of_an_ended_stream_has_nothing_of_its_request(
+    autojump_clock: MockClock, plan: dict[str, Any]
+) -> None:
+    """Errors among it: the frames that an exception came through hold everything that was in them."""
+    prompt = "a long prompt " * 100 + directive(**plan)
+    async with open_rig(slots=8, limits={"max_waiting": STREAMS}, context_length=5000) as r:
+        held = []
+        for count in (5, 40):
+            for _ in range(count):
+                _, reader = await r.open(prompt, max_tokens=3, attendance=CONTINUE)
+                reader.close()
+            while r.service.live_streams:
+                await trio.sleep(STEP_S * 10)
+            r.sink.events.clear()
+            r.engine.stepper.made.clear()
+            gc.collect()
+            if not held:
+                tracemalloc.start()
+            held.append(tracemalloc.get_traced_memory()[0] - (await r.service.gauges()).replay_bytes)
+        tracemalloc.stop()
+        assert held[1] <= held[0], "all of it is accounted"
 
 
 async def test_streams_that_come_and_go_leave_nothing(

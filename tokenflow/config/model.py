@@ -143,7 +143,7 @@ class ReplayConfig:
     stream_records: Count = 16_384
     """Records that one stream's log may hold."""
     total_bytes: Count = 268_435_456
-    """Memory that all logs may hold together."""
+    """Memory that all logs, and the streams that they are kept for, may hold together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 from tokenflow.core.replay import Bounds, Record, ReplayLog
 
 STREAM_BYTES = 16_384
-"""What an ended stream is, beside its log: its task, sends, account and names (measured)."""
+"""What a stream is, beside its log: its task, sends, account and names (measured)."""
 
 
 class LogStore:
@@ -47,19 +47,20 @@ class LogStore:
         on_read: Callable[[Record[Any]], None] = lambda record: None,
         keep: bool,
     ) -> ReplayLog[Any]:
-        """An empty log, counted here until `forget`."""
+        """An empty log, counted here until `forget`.
+
+        Where it is to be kept, its stream is counted too, or a great many short ones would cost more than their logs.
+        """
         log: ReplayLog[Any] = ReplayLog(on_accept, on_read=on_read, keep=keep, bounds=self._bounds, on_grow=self._grew)
         self._live[id(log)] = log
+        if keep:
+            self._grew(STREAM_BYTES)
         return log
 
     def ended(self, log: ReplayLog[Any], until: float, on_evict: Callable[[], None] = lambda: None) -> None:
-        """Its stream has ended; it is kept for replay `until` then, or until room is needed: `on_evict`.
-
-        What is left of its stream is counted too, or a great many short ones would cost more than their logs.
-        """
+        """Its stream has ended; it is kept for replay `until` then, or until room is needed: `on_evict`."""
         del self._live[id(log)]
         self._ended[id(log)] = (log, until, on_evict)
-        self._grew(STREAM_BYTES)
 
     def read(self, log: ReplayLog[Any]) -> None:
         """Somebody reads `log`: among the ended ones it goes last now."""
@@ -68,11 +69,13 @@ class LogStore:
 
     def forget(self, log: ReplayLog[Any]) -> None:
         """Drop all of `log`. Repeatable."""
-        self._live.pop(id(log), None)
         if id(log) in self._ended:
             _, _, on_evict = self._ended.pop(id(log))
-            self._grew(-STREAM_BYTES)
             on_evict()
+        elif self._live.pop(id(log), None) is None:
+            return
+        if log.keep:
+            self._grew(-STREAM_BYTES)
         log.clear()
 
     @property

@@ -22,8 +22,8 @@ from tokenflow.errors import ResumeWindowLost
 
 E = TypeVar("E")
 
-RECORD_BYTES = 350
-"""What Python keeps for a record beside its text: the tuple, the event, numbers, the string's and the list's parts."""
+RECORD_BYTES = 240
+"""What Python keeps for a record beside its text: the tuple, the event, numbers and the list's part (measured)."""
 
 
 class Record(NamedTuple, Generic[E]):

@@ -5,6 +5,7 @@ Everything here could be sent over a process boundary: numbers, strings, tuples 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -203,6 +204,10 @@ class GenerationRequest:
 # --- up: what comes of it -------------------------------------------------------------------------------------------
 
 
+LOGPROB_BYTES = 220
+"""What Python keeps for a token's log-probability: the tuple, the float, a short text and its bytes (measured)."""
+
+
 class TokenLogprob(NamedTuple):
     """One token with its natural log-probability, and the likeliest alternatives (themselves without any)."""
 
@@ -233,6 +238,12 @@ class Delta:
     def has_content(self) -> bool:
         """There is something for a reader in it; without, it only counts."""
         return bool(self.text or self.logprobs)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that its parts hold, about."""
+        alternatives = sum([1 + len(token.top) for token in self.logprobs])
+        return sys.getsizeof(self.text) + LOGPROB_BYTES * alternatives
 
 
 @dataclass(frozen=True, slots=True)

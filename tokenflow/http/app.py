@@ -47,6 +47,7 @@ def create_app(service: Service) -> QuartTrio:
 def _refuse(error: TokenflowError) -> Response:
     response = refusal(error)
     log.info("%s %s %s: %d %s", request.method, request.path, g.get("key", "-"), response.status_code, error.code)
+    error.__traceback__ = None  # a stream's error is kept with its log: not the frames of this request too
     return response
 
 

@@ -452,7 +452,7 @@ class Stream:
 
     def _append(self, index: int, delta: Delta, events: int) -> None:
         self._logged += events
-        self._log.append(delta, index, 1, size=len(delta.text.encode()) + 200 * len(delta.logprobs))
+        self._log.append(delta, index, 1, size=delta.memory_bytes)
         if events > 1:
             self._regrant()
 
@@ -565,10 +565,12 @@ class StreamReader:
 
 
 def _as_ours(failure: Exception) -> TokenflowError:
-    """The error behind a failure, as one that a client may be told."""
+    """The error behind a failure, as one that a client may be told.
+
+    It is kept for as long as the log is: so without the frames that it came through, which hold the whole request.
+    """
     cause = first_error(failure)
-    if isinstance(cause, TokenflowError):
-        return cause
-    error = EngineError(f"The engine failed: {type(cause).__name__}: {cause}")
-    error.__cause__ = cause
-    return error
+    if not isinstance(cause, TokenflowError):
+        return EngineError(f"The engine failed: {type(cause).__name__}: {cause}")
+    cause.__traceback__ = cause.__cause__ = cause.__context__ = None
+    return cause
