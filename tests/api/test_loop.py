@@ -56,12 +56,12 @@ async def test_more_sequences_than_slots(open_loop: Open, ask: Ask, autojump_clo
 
 
 class Borrowing(PlainStepper):
-    """One slot, which whoever has used its credit lends to who waits."""
+    """One slot, which whoever is parked lends to who waits."""
 
     refused = 0
 
     def add(self, seq: Sequence) -> bool:
-        for other in [other for other in self.used if other.stalled]:
+        for other in [other for other in self.used if other.parked]:
             self.remove(other)
         if super().add(seq):
             return True

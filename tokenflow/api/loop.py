@@ -117,6 +117,11 @@ class Sequence:
         """How many tokens it may get in one step, if more than one can be certain: by its credit and by max_tokens."""
         return min(self.limit - self.emitted, self.request.max_tokens - self.generated)
 
+    @property
+    def parked(self) -> bool:
+        """It has a slot and no credit: it takes part in no step now. As of the last tick; the owner's side."""
+        return self.state is SequenceState.PARKED
+
     def take(self, step: Step) -> tuple[Delta | None, Finished | None]:
         """Turn a step into events: text that is certain now, and the end if this was it."""
         self.generated += step.tokens
@@ -137,11 +142,6 @@ class Sequence:
             logprobs = ()  # the stop string's own tokens are never sent
         delta = Delta(text, step.tokens, logprobs) if step.tokens or text else None
         return delta, None if reason is None else Finished(reason)
-
-    @property
-    def stalled(self) -> bool:
-        """It has used its credit: unless there is more by then, it takes no part in the next step."""
-        return self.emitted >= self.limit
 
     def _move(self, to: SequenceState) -> None:
         self.state = move(SEQUENCE_MOVES, self.state, to)
@@ -415,13 +415,13 @@ class StepLoop:
     def _runnable(self) -> list[Sequence]:
         run = []
         for seq in self._held:
-            if not seq.stalled:
+            if seq.emitted < seq.limit:
                 if seq.state is SequenceState.PARKED:
                     seq._move(SequenceState.ACTIVE)
                 run.append(seq)
             elif seq.state is SequenceState.ACTIVE:
                 seq._move(SequenceState.PARKED)
-                if not seq.stalled:  # written between the two: see the rules above
+                if seq.emitted < seq.limit:  # written between the two: see the rules above
                     seq._move(SequenceState.ACTIVE)
                     run.append(seq)
                 else:

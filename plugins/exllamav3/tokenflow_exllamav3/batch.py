@@ -119,8 +119,11 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
 
     def make_room(self, job: Exl3Job) -> bool:
         """Find pages for `job`, at the cost of who is parked. False: not now."""
-        while job.current_new_pages_required() > self.pagetable.num_unreferenced_pages():
-            if not self.parked:
-                return False
+        pages = self.pagetable
+        staying = {page.phash for other in self.active_jobs for page in other.pages}
+        shared_with_parked = (pages.referenced_pages.keys() & set(job.all_unique_hashes)) - staying
+        if job.current_new_pages_required() + len(shared_with_parked) > pages.max_pages - len(staying):
+            return False  # nobody is shelved in vain
+        while job.current_new_pages_required() > pages.num_unreferenced_pages():
             self.shelve(next(iter(self.parked)))
         return True

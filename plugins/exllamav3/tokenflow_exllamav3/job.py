@@ -1,9 +1,10 @@
 """One sequence as the library's generator has it.
 
-Three things the library leaves open are settled here, where it calls its jobs:
+What the library leaves open is settled here, where it calls its jobs:
 
 * An exception in a job's own part of a step (its sampler, its mask) would leave the generator in the middle of the
   batch. Here the job ends with an `error` result, as the library itself does it for prefill, and the batch goes on.
+* A page that a job has filled is not shared while another job has one of the same content that it has not filled yet.
 * Draws are numbered, so that they can be taken back.
 * Text that may become a banned string is held, with what it takes to go back; a requeue forgets that. So before a job
   gives its pages up, `take_back_hold` undoes what is held: the same tokens are drawn again when it goes on.
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from exllamav3.constants import PAGE_SIZE
 from exllamav3.generator import Job as LibraryJob
+from exllamav3.generator.pagetable import random_hash, tensor_hash_checksum
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary, bytewise_cases
 
 from tokenflow.api import SequenceRequest
@@ -96,6 +98,14 @@ class Exl3Job(LibraryJob):  # type: ignore[misc]  # the library has no types tha
     """Prompt tokens that were run through the model, and not yet counted by whoever counts them."""
     _begun = False
 
+    @property
+    def sequence(self) -> Any:
+        return self.sequences[0]
+
+    @property
+    def pages(self) -> list[Any]:
+        return self.sequence.allocated_pages or []
+
     # --- its own part of a step, which may fail ---------------------------------------------------------------------
 
     def prepare_logit_mask(self) -> None:
@@ -135,7 +145,7 @@ class Exl3Job(LibraryJob):  # type: ignore[misc]  # the library has no types tha
 
     @property
     def _position(self) -> int:
-        return int(self.sequences[0].kv_position)
+        return int(self.sequence.kv_position)
 
     @property
     def _from_cache(self) -> int:
@@ -144,13 +154,27 @@ class Exl3Job(LibraryJob):  # type: ignore[misc]  # the library has no types tha
     @property
     def shared(self) -> int:
         """Prompt tokens that it need not evaluate itself: pages that are there, or that another job is just filling."""
-        sequence = self.sequences[0]
-        pages = 0
-        for page in sequence.allocated_pages[: len(sequence.page_hashes)]:
+        count = 0
+        for page in self.pages[: len(self.sequence.page_hashes)]:
             if page.kv_position < PAGE_SIZE and page.ref_count < 2:
                 break
-            pages += 1
-        return pages * PAGE_SIZE
+            count += PAGE_SIZE
+        return count
+
+    # --- pages ------------------------------------------------------------------------------------------------------
+
+    def hash_completed_page(self, seq: Any, page_idx: int) -> None:
+        """The library shares another job's page of the same content in its place, if there is one, and asserts that
+        it is full; but that one's prompt may not be through yet. Then the other page is not to be found.
+        """
+        before = seq.allocated_pages[page_idx - 1].phash if page_idx else None
+        ids = seq.sequence_ids.torch_slice(page_idx * PAGE_SIZE, (page_idx + 1) * PAGE_SIZE)
+        other = self.pagetable.referenced_pages.get(tensor_hash_checksum(ids, before))
+        if other is not None and other.kv_position < PAGE_SIZE:
+            del self.pagetable.referenced_pages[other.phash]
+            other.phash = random_hash()
+            self.pagetable.referenced_pages[other.phash] = other
+        super().hash_completed_page(seq, page_idx)
 
     # --- giving pages up --------------------------------------------------------------------------------------------
 
@@ -174,7 +198,7 @@ class Exl3Job(LibraryJob):  # type: ignore[misc]  # the library has no types tha
         taken_back = hold["offset"]
         if taken_back:
             ruled_out.pop()  # the first one held: nothing is decided about it
-            sequence = self.sequences[0]
+            sequence = self.sequence
             sequence.sequence_ids.truncate(len(sequence.sequence_ids) - taken_back)
             self.new_tokens -= taken_back
             self.rng.count -= taken_back

@@ -93,9 +93,9 @@ class Exl3Stepper:
         if job.generator is not self.batch:
             self._prepare(job)
             seq.data = job
-        for other in list(self.batch.active_jobs):
-            if other.identifier.stalled:
-                self.batch.pause(other)  # as the next step would: it may have to give its pages up
+        for other in [*self.batch.active_jobs, *self.batch.pending_jobs]:
+            if other.identifier.parked:
+                self.batch.pause(other)  # nobody may have taken a step since
         if not self.batch.start(job):
             return False
         seq.cached_tokens = job.shared
