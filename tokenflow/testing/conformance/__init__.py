@@ -16,10 +16,11 @@ from tokenflow.testing.conformance.base import Kit, OpenEngine
 from tokenflow.testing.conformance.cancelling import Cancelling
 from tokenflow.testing.conformance.credit import Credit
 from tokenflow.testing.conformance.events import Events
+from tokenflow.testing.conformance.structured import Structured
 from tokenflow.testing.conformance.texts import Texts
 
-__all__ = ["EngineConformance", "Kit", "OpenEngine"]
+__all__ = ["EngineConformance", "Kit", "OpenEngine", "Structured"]
 
 
-class EngineConformance(Events, Credit, Cancelling, Texts):
+class EngineConformance(Events, Credit, Cancelling, Texts, Structured):
     """Subclass it; see the module. The attributes of `Kit` fit it to a slow or odd engine."""
