@@ -110,6 +110,8 @@ class SequenceRequest:
     """Go on past the end-of-sequence token, to max_tokens."""
     grammar: Grammar | None = None
     """What the text must match; the sequence ends (`stop`) where nothing more can follow."""
+    shown: frozenset[str] = frozenset()
+    """Control tokens whose text is part of the output, for the reader who tells messages apart. Others have none."""
     id: str = ""
     """For logs: the stream's id."""
     index: int = 0
@@ -141,10 +143,31 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """Functions that the model may call."""
+
+    functions: tuple[Mapping[str, Any], ...]
+    """Each as templates know it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+    choice: Literal["auto", "none", "required", "named"] = "auto"
+    """Whether it may, may not or must; named: it must, and `functions` has only the one."""
+    parallel: bool = True
+    """It may call several in one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """Messages for the model's own template: each a mapping with `role`, and `content` as one string."""
+    """Messages for the model's own template: each a mapping with `role`, and `content` as one string.
+
+    An assistant's `tool_calls` have their arguments as JSON text, as a client sends them; its `content` may be None
+    then.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
+    tools: Tools | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """More that the client wants its template to find, by name: `enable_thinking` and the like."""
+    reasoning_effort: str | None = None
+    """How much the model is to think, for templates that know the word."""
 
 
 OnDisconnect = Literal["cancel", "pause", "continue"]
@@ -246,6 +269,77 @@ class Delta:
         return sys.getsizeof(self.text) + LOGPROB_BYTES * alternatives
 
 
+CALL_BYTES = 250
+"""What Python keeps for a piece of a tool call, beside its text."""
+
+
+class CallPiece(NamedTuple):
+    """A piece of one tool call: the first has its id and name, all together its arguments' JSON text."""
+
+    at: int
+    """Which call of its message, from 0."""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDelta(Delta):
+    """A delta of a chat whose model says more than text. `text` is the message's own content."""
+
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.text or self.reasoning or self.calls or self.logprobs)
+
+    @property
+    def memory_bytes(self) -> int:
+        calls = sum([CALL_BYTES + len(piece.arguments) for piece in self.calls])
+        return Delta(self.text, self.tokens, self.logprobs).memory_bytes + sys.getsizeof(self.reasoning) + calls
+
+
+class Message:
+    """What one choice has said so far: its deltas joined."""
+
+    __slots__ = ("_arguments", "_calls", "_reasoning", "_texts", "logprobs")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[CallPiece] = []
+        self._arguments: list[list[str]] = []
+        self.logprobs: list[TokenLogprob] = []
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self.logprobs += delta.logprobs
+        if isinstance(delta, MessageDelta):
+            self._reasoning.append(delta.reasoning)
+            for piece in delta.calls:
+                if piece.at == len(self._calls):
+                    self._calls.append(piece)
+                    self._arguments.append([])
+                self._arguments[piece.at].append(piece.arguments)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def calls(self) -> list[CallPiece]:
+        """The calls, each in one piece."""
+        return [
+            call._replace(arguments="".join(arguments))
+            for call, arguments in zip(self._calls, self._arguments, strict=True)
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event of a sequence that ended well."""
@@ -304,6 +398,8 @@ class EngineInfo:
     max_logprobs: int = 0
     chat_template: str | None = None
     """jinja2 source; None: no chat."""
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """Other templates of the same model by name; `tool_use` is the one for requests with tools."""
     bos_token: str = ""
     eos_token: str = ""
     special_tokens: frozenset[str] = frozenset()

@@ -1,0 +1,56 @@
+"""Harmony, the format of gpt-oss: a message is several, each on a channel, and some of them are for a tool.
+
+    <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
+
+`analysis` is reasoning; `final` is content, and so is `commentary` for nobody, which is meant for the user; what is for
+a function are a call's arguments. The prompt ends with `<|start|>assistant`, and `<|call|>` and `<|return|>` end the
+sequence, so that they are not in its text.
+
+OpenAI's own parser of it works on token ids and fetches its vocabulary from the network, so it is not used here.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+
+from tokenflow.chat.message import MessageBuilder
+from tokenflow.chat.source import Marks, Read, Source, gathered, nothing
+from tokenflow.chat.values import json_arguments
+
+SIGN = "<|channel|>"
+MARKS = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"})
+
+_HEAD_BEGINS = Marks("<|start|>", "<|channel|>")
+_HEAD_ENDS = Marks("<|message|>")
+_BODY_ENDS = Marks("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+
+
+def harmony(source: Source, message: MessageBuilder) -> Read[None]:
+    mark: str | None = "<|start|>"  # the prompt ends within a head
+    if not ((yield from source.sees("<|")) or (yield from source.sees(" to="))):
+        mark = yield from source.until(_HEAD_BEGINS, message.content)  # it has lost its format
+    while mark is not None:
+        ended, head = yield from gathered(lambda sink: source.until(_HEAD_ENDS, sink))
+        if ended is None:
+            return
+        mark = yield from _message(source, message, mark + head)
+        if mark != "<|start|>":
+            mark = yield from source.until(_HEAD_BEGINS, nothing)
+
+
+def _message(source: Source, message: MessageBuilder, head: str) -> Read[str | None]:
+    """One message's body, by what its head says."""
+    recipient, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
+    if recipient is not None:
+        message.call(recipient[1].removeprefix("functions."))
+        yield from source.skip()
+        if (yield from json_arguments(source, message.arguments)):
+            message.call_ends()
+        return (yield from source.until(_BODY_ENDS, nothing))
+    if channel is not None and channel[1] == "analysis":
+        message.reasoning_begins()
+        return (yield from source.until(_BODY_ENDS, message.reasoning))
+    message.content_begins()
+    return (yield from source.until(_BODY_ENDS, message.content))

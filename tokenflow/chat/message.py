@@ -1,0 +1,177 @@
+"""A message as its reader finds it: reasoning, content and tool calls, in the pieces in which they go out.
+
+Newlines where these meet belong to the markup: those at either end of the reasoning, and those around tool calls, are
+left out; within a text they stay. So a newline is held until it is clear what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tokenflow.core.types import CallPiece, MessageDelta, TokenLogprob, Tools
+
+MAX_NAME_CHARS = 256
+
+
+class Channel:
+    """One text of a message."""
+
+    __slots__ = ("_held", "_new", "chars", "fresh", "holds")
+
+    def __init__(self, *, fresh: bool, holds: bool) -> None:
+        self._new: list[str] = []
+        self._held = ""
+        self.chars = 0
+        """Characters said so far."""
+        self.fresh = fresh
+        """A block has just begun or ended: newlines that follow at once are its own."""
+        self.holds = holds
+        """Newlines are held until more follows."""
+
+    def add(self, text: str) -> None:
+        if self.fresh:
+            said = text.lstrip("\n")
+            if self.chars and not self._held and len(said) < len(text):
+                self._held = "\n"  # what was said before and what follows must not run together
+            if not said:
+                return
+            self.fresh, text = False, said
+        if self._held:
+            text, self._held = self._held + text, ""
+        if self.holds:
+            said = text.rstrip("\n")
+            self._held = text[len(said) :]
+            text = said
+        if text:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self.chars += len(text)
+        self._new.append(text)
+
+    def pause(self) -> None:
+        """Another message begins in the same text."""
+        if self.chars:
+            self._held = "\n\n"
+        self.fresh = True
+
+    def release(self) -> None:
+        """Nothing follows what is held, and it is text."""
+        if self._held:
+            self._say(self._held)
+            self._held = ""
+
+    def take(self) -> str:
+        if not self._new:
+            return ""
+        text = "".join(self._new)
+        self._new.clear()
+        return text
+
+
+class MessageBuilder:
+    """Where a reader puts what it finds.
+
+    Args:
+        tools: what may be called; None: nothing.
+        call_id: the id of the call with that number.
+        on_begin: told when a call has begun, from where there is no way back.
+    """
+
+    def __init__(
+        self, tools: Tools | None, call_id: Callable[[int], str], on_begin: Callable[[], None] = lambda: None
+    ) -> None:
+        self._tools = tools
+        self._schemas: dict[str, Any] = {}
+        for tool in tools.functions if tools is not None else ():
+            function = tool["function"]
+            self._schemas[function["name"]] = function.get("parameters")
+        self._call_id = call_id
+        self._on_begin = on_begin
+        self._content = Channel(fresh=False, holds=tools is not None)
+        self._reasoning = Channel(fresh=True, holds=True)
+        self._calls: list[CallPiece] = []
+        self._call_chars = 0
+        self._muted = False
+        self.begun = 0
+        """Calls so far."""
+        self.open = False
+        """A call has begun and is not complete."""
+
+    # --- what a reader finds ---
+
+    @property
+    def content(self) -> Callable[[str], None]:
+        return self._content.add
+
+    @property
+    def reasoning(self) -> Callable[[str], None]:
+        return self._reasoning.add
+
+    def content_begins(self) -> None:
+        """The content's block, or another one."""
+        self._content.pause()
+
+    def reasoning_begins(self) -> None:
+        self._reasoning.pause()
+
+    def knows(self, name: str) -> bool:
+        """There is such a tool."""
+        return name in self._schemas
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """What a tool says of its parameters, by their names."""
+        schema = self._schemas.get(name)
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        return properties if isinstance(properties, Mapping) else {}
+
+    def call(self, name: str) -> None:
+        """A call begins. A name beyond reason is cut: there is no such tool, and a frame has only so much room."""
+        self._on_begin()
+        self._content.fresh = True
+        self.open = True
+        self._call_chars += 1
+        index, self.begun = self.begun, self.begun + 1
+        self._muted = index > 0 and self._tools is not None and not self._tools.parallel
+        if not self._muted:
+            self._calls.append(CallPiece(index, self._call_id(index), name[:MAX_NAME_CHARS]))
+
+    def arguments(self, text: str) -> None:
+        """More of the open call's arguments: JSON."""
+        self._call_chars += len(text)
+        if self._muted or not text:
+            return
+        index = self.begun - 1
+        if self._calls and self._calls[-1].at == index:
+            last = self._calls[-1]
+            self._calls[-1] = last._replace(arguments=last.arguments + text)
+        else:
+            self._calls.append(CallPiece(index, arguments=text))
+
+    def call_ends(self) -> None:
+        """The open call is complete."""
+        self.open = False
+
+    # --- what goes out ---
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        if not self.begun:
+            self._content.release()
+
+    @property
+    def content_chars(self) -> int:
+        """Characters of content so far."""
+        return self._content.chars
+
+    @property
+    def other_chars(self) -> int:
+        """Characters of everything else so far."""
+        return self._reasoning.chars + self._call_chars
+
+    def take(self, tokens: int, logprobs: tuple[TokenLogprob, ...] = ()) -> MessageDelta | None:
+        """What was found since it was last asked; None: nothing."""
+        delta = MessageDelta(self._content.take(), tokens, logprobs, self._reasoning.take(), tuple(self._calls))
+        self._calls.clear()
+        return delta if delta.has_content else None

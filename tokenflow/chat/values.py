@@ -1,0 +1,339 @@
+"""Values in a model's output, turned into the JSON text of a call's arguments as they come.
+
+JSON is handed on as the model wrote it, character for character. What other formats write (text between tags, Python's
+literals) is turned into JSON: strings in pieces as they come, everything else once it is whole.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from json.encoder import encode_basestring
+from typing import Any, NoReturn
+
+from tokenflow.chat.message import MessageBuilder
+from tokenflow.chat.source import BLANKS, Marks, Read, Sink, Source, gathered, nothing
+
+ARGUMENTS = frozenset({"arguments", "parameters"})
+"""What models call them."""
+
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def json_value(source: Source, sink: Sink) -> Read[bool]:
+    """One JSON value, as it is written. False: there is none, or not whole. Only brackets and quotes are looked at."""
+    depth, quoted, escaped, some = 0, False, False, False
+    while True:
+        text, start = source.text, source.at
+        end = done = None
+        for at in range(start, len(text)):
+            char = text[at]
+            if quoted:
+                if escaped:
+                    escaped = False
+                elif char == "\\":
+                    escaped = True
+                elif char == '"':
+                    quoted = False
+                    done = at + 1 if not depth else None
+            elif char == '"':
+                quoted = True
+            elif char in "{[":
+                depth += 1
+            elif char in "}]":
+                depth -= 1
+                done = at + 1 if not depth else at if depth < 0 else None
+            elif not depth and (char == "," or char in BLANKS):
+                done = at
+            if done is not None:
+                end = done
+                break
+        stop = len(text) if end is None else end
+        source.at = stop
+        if stop > start:
+            some = True
+            sink(text[start:stop])
+        if end is not None or source.ended:
+            return some and end is not None
+        yield
+
+
+def json_text(source: Source) -> Read[str | None]:
+    """A JSON string. None: it is none, or not whole."""
+    if (yield from source.peek()) != '"':
+        return None
+    whole, text = yield from gathered(lambda sink: json_value(source, sink))
+    if not whole:
+        return None
+    try:
+        value = json.loads(text, strict=False)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None
+
+
+def json_call(source: Source, message: MessageBuilder, *, known: bool = False) -> Read[bool]:
+    """`{"name": …, "arguments": {…}}`, keys in any order, others left out.
+
+    Args:
+        known: only a tool that there is makes it a call.
+
+    Returns:
+        Whether it was read to its closing brace. No call has begun where it turns out to be none.
+    """
+    if not (yield from source.take("{")):
+        return False
+    begun = said = False
+    early: list[str] = []  # arguments that come before the name
+    while True:
+        yield from source.skip()
+        key = yield from json_text(source)
+        if key is None or not (yield from _colon(source)):
+            return False
+        if key == "name" and not begun:
+            name = yield from json_text(source)
+            if not name or (known and not message.knows(name)):
+                return False
+            begun = True
+            message.call(name)
+            for piece in early:
+                message.arguments(piece)
+            if said:
+                message.call_ends()
+        elif key in ARGUMENTS and not said:
+            said = yield from json_arguments(source, message.arguments if begun else early.append)
+            if begun and said:
+                message.call_ends()
+        else:
+            yield from json_value(source, nothing)
+        yield from source.skip()
+        if not (yield from source.take(",")):
+            break
+    if not (yield from source.take("}")):
+        return False
+    if begun and not said:
+        message.arguments("{}")
+        message.call_ends()
+    return begun
+
+
+def _colon(source: Source) -> Read[bool]:
+    yield from source.skip()
+    found = yield from source.take(":")
+    yield from source.skip()
+    return found
+
+
+def json_arguments(source: Source, sink: Sink) -> Read[bool]:
+    """The value of `arguments`: an object as it is written, the text of a string that holds one, nothing as `{}`."""
+    first = yield from source.peek()
+    if first == '"':
+        text = yield from json_text(source)
+        if text is None:
+            return False
+        sink(text or "{}")
+        return True
+    if first == "n":
+        sink("{}")
+        return (yield from json_value(source, nothing))
+    return (yield from json_value(source, sink))
+
+
+# --- text between tags ------------------------------------------------------------------------------------------------
+
+
+def kinds(schema: object) -> frozenset[str]:
+    """The JSON types that a parameter's schema allows; none: it does not say."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    said = schema.get("type")
+    if isinstance(said, str):
+        return frozenset({said})
+    if isinstance(said, list):
+        return frozenset(kind for kind in said if isinstance(kind, str))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(key), list):
+            return frozenset().union(*map(kinds, options))
+    if isinstance(values := schema.get("enum"), list) and values:
+        return frozenset(_KINDS.get(type(value), "null") for value in values)
+    return frozenset()
+
+
+def tagged_value(source: Source, end: Marks, schema: object, sink: Sink) -> Read[bool]:
+    """Text up to its end tag, as JSON of the type that its schema asks for. False: the end came first."""
+    allowed = kinds(schema)
+    if allowed == {"string"}:
+        sink('"')
+        mark = yield from source.until(end, lambda text: sink(encode_basestring(text)[1:-1]), within=True)
+        if mark is not None:
+            sink('"')
+        return mark is not None
+    mark, text = yield from gathered(lambda sink: source.until(end, sink))
+    if mark is None:
+        return False
+    sink(_as_json(text, allowed))
+    return True
+
+
+def _as_json(text: str, allowed: frozenset[str]) -> str:
+    """A value as a model wrote it, that may be JSON, a Python literal or just text."""
+    value = literal(text.strip())
+    kind = _KINDS.get(type(value), "null")
+    fits = kind in allowed or not allowed or (kind == "integer" and "number" in allowed)
+    return dumps(value if fits or "string" not in allowed else text)
+
+
+def literal(text: str) -> Any:
+    """JSON, a Python literal, or else the text itself."""
+    for read in (_json, ast.literal_eval):
+        try:
+            value = read(text)
+            dumps(value)
+            return value
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return text
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+# --- Python's literals ------------------------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[\w.-]")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
+_CODES = {"x": 2, "u": 4, "U": 8}
+_STRING = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
+
+
+def python_name(source: Source) -> Read[str]:
+    """A name, dots included; empty: there is none."""
+    return (yield from source.match(_NAME))
+
+
+def python_arguments(source: Source, message: MessageBuilder) -> Read[bool]:
+    """`a=1, b="x")` as the open call's arguments, its parenthesis read. False: it is something else, or not whole."""
+    message.arguments("{")
+    first = True
+    while True:
+        yield from source.skip()
+        if (yield from source.take(")")):
+            message.arguments("}")
+            message.call_ends()
+            return True
+        name = yield from python_name(source)
+        yield from source.skip()
+        if not name or not (yield from source.take("=")):
+            return False
+        message.arguments(("" if first else ", ") + dumps(name) + ": ")
+        first = False
+        yield from source.skip()
+        if not (yield from _python_value(source, message.arguments)):
+            return False
+        yield from source.skip()
+        if not (yield from source.take(",")) and (yield from source.peek()) != ")":
+            return False
+
+
+def _python_value(source: Source, sink: Sink) -> Read[bool]:
+    """A literal as JSON: a string as it comes, another once it is whole."""
+    quote = yield from source.peek()
+    if quote in ("'", '"'):
+        for opening in (quote * 3, quote):
+            if (yield from source.take(opening)):
+                return (yield from _python_string(source, opening, sink))
+            if source.stopped_in(opening):
+                return False
+    text = yield from _python_source(source)
+    if text is None:
+        return False
+    sink(dumps(literal(text.strip())))
+    return True
+
+
+def _python_string(source: Source, closing: str, sink: Sink) -> Read[bool]:
+    """A string's characters, from after its opening quote past its closing one."""
+    sink('"')
+    plain = _STRING[closing[0]]
+    while True:
+        found = plain.match(source.text, source.at)
+        if found is not None:
+            source.at = found.end()
+            sink(encode_basestring(found[0])[1:-1])
+        char = yield from source.peek()
+        if (yield from source.take(closing)):
+            sink('"')
+            return True
+        if not char or source.stopped_in(closing):
+            return False
+        if char == "\\":
+            source.at += 1
+            text = yield from _python_escape(source)
+            if text is None:
+                return False
+            sink(encode_basestring(text)[1:-1])
+        elif char == closing[0]:  # a quote within triple ones
+            source.at += 1
+            sink(encode_basestring(char)[1:-1])
+
+
+def _python_escape(source: Source) -> Read[str | None]:
+    """What stands after a backslash. None: the end came first."""
+    char = yield from source.peek()
+    if not char:
+        return None
+    source.at += 1
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if char not in _CODES:
+        return char if char in "\\'\"" else "\\" + char
+    while len(source.text) - source.at < _CODES[char] and not source.ended:
+        yield
+    digits = source.text[source.at : source.at + _CODES[char]]
+    if source.cut and len(digits) < _CODES[char]:
+        return None
+    try:
+        text = chr(int(digits, 16))
+        text.encode()
+    except (ValueError, OverflowError):
+        return "\\" + char
+    source.at += len(digits)
+    return text
+
+
+def _python_source(source: Source) -> Read[str | None]:
+    """The text of a value, up to the comma or parenthesis after it. None: the end came first."""
+    pieces: list[str] = []
+    depth, quote, escaped = 0, "", False
+    while True:
+        char = yield from source.peek()
+        if not char:
+            return None
+        if quote:
+            if escaped or char == "\\":
+                escaped = not escaped
+            elif char == quote:
+                quote = ""
+        elif char in "'\"":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif not depth and char in ",)":
+            return "".join(pieces)
+        elif char in ")]}":
+            depth -= 1
+        source.at += 1
+        pieces.append(char)
