@@ -29,7 +29,9 @@ from tokenflow.errors import InvalidRequest
 
 TRUSTED = {
     "role": frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"}),
-    "type": frozenset({"function", "text"}),
+    "type": frozenset(
+        {"function", "text", "string", "number", "integer", "boolean", "object", "array", "null"}  # JSON Schema's
+    ),
 }
 """Values that are words of the protocol, by their key: templates compare them, and spell tokens with them."""
 

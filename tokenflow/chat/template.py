@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -26,6 +27,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
+from tokenflow.chat.expectations import Expectations, expectations
 from tokenflow.chat.marking import Marker, Segment, SpecialTokens
 from tokenflow.errors import InvalidRequest
 
@@ -77,6 +79,7 @@ class ChatTemplate:
             raise TemplateError(f"chat template, line {exc.lineno}: {exc.message}") from exc
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, TypeError) as exc:
             raise TemplateError(f"chat template: {exc}") from exc
+        self.source = source
         self._max_chars = max_chars
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._specials = SpecialTokens(special_tokens)
@@ -105,19 +108,40 @@ class ChatTemplate:
         Raises:
             InvalidRequest: the template refuses these messages, or cannot render them.
         """
-        given = {"tools": None, "documents": None, **(variables or {}), "messages": list(messages)}
+        given = {"tools": None, "documents": None, **(variables or {}), "messages": self._as_expected(messages)}
         try:
             marker = Marker(self._specials, self._used | _characters(given))
             context = {name: marker.mark(value, name) for name, value in given.items()}
         except RecursionError:
             raise InvalidRequest("The messages are nested too deeply.", param="messages") from None
-        context |= self._tokens
-        context |= {"add_generation_prompt": add_generation_prompt, "range": _range_within(MAX_COUNT)}
+        rendered = self._render(self._surroundings(context, add_generation_prompt, now))
+        return marker.split(rendered) if marker.marked else [Segment(rendered, True)] * bool(rendered)
+
+    def _as_expected(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Messages in the form that this template takes them in."""
+        if not any("tool_calls" in message or "reasoning_content" in message for message in messages):
+            return list(messages)
+        return [self._expectations.applied(message) for message in messages]
+
+    @cached_property
+    def _expectations(self) -> Expectations:
+        def render(messages: list[Mapping[str, Any]], tools: list[Mapping[str, Any]]) -> str | None:
+            given = {"messages": messages, "tools": tools, "documents": None}
+            try:
+                return self._render(self._surroundings(given, False, datetime(2000, 1, 1)))
+            except InvalidRequest:
+                return None
+
+        return expectations(render)
+
+    def _surroundings(self, given: dict[str, Any], opening: bool, now: datetime | None) -> dict[str, Any]:
+        """What is given, and what every template finds."""
+        context = given | self._tokens
+        context |= {"add_generation_prompt": opening, "range": _range_within(MAX_COUNT)}
         context["raise_exception"] = _raise_exception
         if now is not None:
             context["strftime_now"] = now.strftime
-        rendered = self._render(context)
-        return marker.split(rendered) if marker.marked else [Segment(rendered, True)] * bool(rendered)
+        return context
 
     def _render(self, context: dict[str, Any]) -> str:
         pieces, left = [], self._max_chars
