@@ -63,7 +63,9 @@ def test_template_for_other_plugins(run) -> None:
     text = run("config", "template", "--model", "a=synthetic", "--model", "synthetic", "--sink", "ledger").stdout
     assert [line for line in text.splitlines() if line.startswith(("[models", "[sinks"))] == [
         "[models.a]",
+        "[models.a.chat]",
         "[models.synthetic]",
+        "[models.synthetic.chat]",
         "[sinks.ledger]",
     ]
 

@@ -26,6 +26,7 @@ from tokenflow.errors import InvalidRequest
 USER = {"role": "user", "content": "Hi"}
 CHAT = {"messages": [USER]}
 TEXT = {"prompt": "Once"}
+TOOL = {"type": "function", "function": {"name": "f", "description": "D"}}
 
 
 def chat(**fields) -> GenerationRequest:
@@ -187,12 +188,44 @@ def test_messages():
         {"role": "assistant", "content": "ab"},
         {
             "role": "assistant",
-            "content": "",
+            "content": None,
             "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
         },
         {"role": "tool", "content": "4", "tool_call_id": "c1"},
         {"role": "user", "content": "no calls"},
     )
+
+
+def test_tools():
+    (prompt,) = chat(
+        tools=[TOOL, {"type": "function", "function": {"parameters": {"a": 1}, "name": "g", "strict": True}}],
+        parallel_tool_calls=False,
+        chat_template_kwargs={"enable_thinking": False, "left_out": None},
+        reasoning_effort="low",
+    ).prompts
+    assert prompt.tools.functions == (TOOL, {"type": "function", "function": {"parameters": {"a": 1}, "name": "g"}})
+    assert list(prompt.tools.functions[1]["function"]) == ["parameters", "name"], "in the client's order"
+    assert (prompt.tools.choice, prompt.tools.parallel) == ("auto", False)
+    assert (prompt.variables, prompt.reasoning_effort) == ({"enable_thinking": False}, "low")
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_tool_choice(choice):
+    assert chat(tools=[TOOL], tool_choice=choice).prompts[0].tools.choice == choice
+
+
+def test_one_tool_may_be_named():
+    other = {"type": "function", "function": {"name": "g"}}
+    named = {"type": "function", "function": {"name": "g"}}
+    tools = chat(tools=[TOOL, other], tool_choice=named).prompts[0].tools
+    assert (tools.functions, tools.choice) == ((other,), "named")
+
+
+def test_schemas_nested_beyond_reason_are_refused():
+    deep = b'{"a":' * 5000 + b"1" + b"}" * 5000
+    body = b'{"messages":[{"role":"user","content":""}],"tools":[{"type":"function","function":{"name":"f",'
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        openai_chat.parse(body + b'"parameters":' + deep + b"}}]}")
 
 
 def test_prompts():
@@ -346,12 +379,28 @@ CHAT_ONLY = [
     ({"logprobs": True, "top_logprobs": True}, "top_logprobs", TYPE),
     ({"top_logprobs": 1}, "top_logprobs", VALUE),
     ({"logprobs": False, "top_logprobs": 0}, "top_logprobs", VALUE),
-    ({"tools": [{"type": "function"}]}, "tools", UNSUPPORTED),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", MISSING),
     ({"tools": {}}, "tools", TYPE),
+    ({"tools": [7]}, "tools[0]", TYPE),
+    ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type", MISSING),
+    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", UNSUPPORTED),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", MISSING),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", VALUE),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name", VALUE),
+    ({"tools": [TOOL | {"function": {"name": "f", "parameters": 7}}]}, "tools[0].function.parameters", TYPE),
+    ({"tools": [TOOL | {"function": {"name": "f", "strict": 7}}]}, "tools[0].function.strict", TYPE),
     ({"functions": [{}]}, "functions", UNSUPPORTED),
-    ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
-    ({"tool_choice": {"type": "function"}}, "tool_choice", UNSUPPORTED),
+    ({"function_call": {"name": "f"}}, "function_call", UNSUPPORTED),
+    ({"function_call": 7}, "function_call", TYPE),
+    ({"tool_choice": "required"}, "tool_choice", VALUE),
+    ({"tool_choice": "any", "tools": [TOOL]}, "tool_choice", VALUE),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function.name", MISSING),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", UNSUPPORTED),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function.name", VALUE),
     ({"tool_choice": 7}, "tool_choice", TYPE),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", TYPE),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs", TYPE),
+    ({"reasoning_effort": 3}, "reasoning_effort", TYPE),
 ]
 
 COMPLETIONS_ONLY = [
@@ -423,7 +472,7 @@ def test_a_long_value_is_not_quoted_whole():
 # --- null, and anything at all --------------------------------------------------------------------------------------
 
 CHAT_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "top_logprobs", "tools", "functions"]
-CHAT_FIELDS += ["tool_choice", "function_call"]
+CHAT_FIELDS += ["tool_choice", "function_call", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort"]
 COMPLETIONS_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "echo", "suffix", "best_of"]
 
 

@@ -14,7 +14,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tokenflow.core.sse import MAX_LINE_BYTES, Parser
-from tokenflow.core.types import Delta, TokenLogprob, Usage
+from tokenflow.core.types import CallPiece, Delta, Message, MessageDelta, TokenLogprob, Usage
 from tokenflow.dialects import openai_chat, openai_completions
 from tokenflow.dialects.openai_chat import ChatEncoder
 from tokenflow.dialects.openai_completions import CompletionsEncoder
@@ -24,6 +24,13 @@ from tokenflow.errors import IdleTimeout
 USAGE = Usage(prompt=5, completion=2, cached=4)
 HEAD = b'data: {"id":"tf-1","object":"chat.completion.chunk","created":7,"model":"m","choices":['
 TEXT_HEAD = b'data: {"id":"tf-1","object":"text_completion","created":7,"model":"m","choices":['
+
+
+def said(*deltas: Delta) -> Message:
+    message = Message()
+    for delta in deltas:
+        message.add(delta)
+    return message
 
 
 def chat(include_usage: bool = False, choices: int = 1) -> ChatEncoder:
@@ -160,16 +167,70 @@ def test_every_completions_chunk_is_openais(include_usage):
 
 
 def test_whole_answers_are_openais():
-    body = openai_chat.complete("tf-1", "m", 7, ["Hi", "👋"], ["stop", "length"], USAGE, [(), (WAVE,)])
+    messages = [said(Delta("Hi")), said(Delta("👋", 1, (WAVE,)))]
+    body = openai_chat.complete("tf-1", "m", 7, messages, ["stop", "length"], USAGE, logprobs=True)
     answer = ChatCompletion.model_validate_json(dumps(body))
     assert answer.to_dict() == body
     assert answer.choices[0].message.content == "Hi"
     assert answer.choices[1].logprobs.content[0].top_logprobs[0].token == "Hi"
     assert answer.usage.prompt_tokens_details.cached_tokens == 4
-    body = openai_completions.complete("tf-1", "m", 7, ["Hi", "👋"], ["stop", "length"], USAGE, [(), (WAVE,)])
+    body = openai_completions.complete("tf-1", "m", 7, messages, ["stop", "length"], USAGE, logprobs=True)
     assert Completion.model_validate_json(dumps(body)).to_dict() == body
-    assert openai_chat.complete("tf-1", "m", 7, ["x"], ["stop"], USAGE)["choices"][0]["logprobs"] is None
-    assert openai_completions.complete("tf-1", "m", 7, ["x"], ["stop"], USAGE)["choices"][0]["logprobs"] is None
+    for complete in (openai_chat.complete, openai_completions.complete):
+        assert complete("tf-1", "m", 7, [said(Delta("x"))], ["stop"], USAGE)["choices"][0]["logprobs"] is None
+
+
+CALLING = (
+    MessageDelta("", 1, (), "Hm"),
+    MessageDelta("I ask.", 1, (), "!", (CallPiece(0, "c-1", "f", '{"a"'),)),
+    MessageDelta("", 1, (), "", (CallPiece(0, arguments=": 1}"), CallPiece(1, "c-2", "g", "{}"))),
+)
+
+
+def test_reasoning_and_calls_are_these_bytes():
+    def frame(delta: bytes) -> bytes:
+        return HEAD + b'{"index":0,"delta":{' + delta + b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
+    first, second, third = (chat().delta(0, delta) for delta in CALLING)
+    assert first == frame(b'"reasoning_content":"Hm"')
+    assert second == b"".join(
+        [
+            frame(b'"reasoning_content":"!"'),
+            frame(b'"content":"I ask."'),
+            frame(b'"tool_calls":[{"index":0,"id":"c-1","type":"function","function":{"name":"f","arguments":""}}]'),
+            frame(b'"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\""}}]'),
+        ]
+    )
+    assert third == b"".join(
+        [
+            frame(b'"tool_calls":[{"index":0,"function":{"arguments":": 1}"}}]'),
+            frame(b'"tool_calls":[{"index":1,"id":"c-2","type":"function","function":{"name":"g","arguments":""}}]'),
+            frame(b'"tool_calls":[{"index":1,"function":{"arguments":"{}"}}]'),
+        ]
+    )
+    assert chat().delta(0, CALLING[1], event_id="tf-1:7").count(b"id: ") == 1, "one record, however many frames"
+
+
+def test_a_calls_arguments_keep_to_the_line_limit():
+    frames = chat().delta(0, MessageDelta("", 1, (), "\0" * 40_000, (CallPiece(0, "c", "f", "\1" * 40_000),)))
+    assert max(map(len, frames.split(b"\n"))) <= MAX_LINE_BYTES
+    deltas = [chunk["choices"][0]["delta"] for chunk in payloads(frames + b"data: [DONE]\n\n")]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "\0" * 40_000
+    calls = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(calls) == "\1" * 40_000
+
+
+def test_a_whole_answer_with_calls_is_openais():
+    body = openai_chat.complete("tf-1", "m", 7, [said(*CALLING), said(CALLING[2])], ["tool_calls", "stop"], USAGE)
+    answer = ChatCompletion.model_validate_json(dumps(body))
+    assert answer.to_dict() == body
+    message = answer.choices[0].message
+    assert (message.content, message.to_dict()["reasoning_content"]) == ("I ask.", "Hm!")
+    assert [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls] == [
+        ("c-1", "f", '{"a": 1}'),
+        ("c-2", "g", "{}"),
+    ]
+    assert said(CALLING[2]).text == "" and answer.choices[1].message.content is None
 
 
 def client_for(stream: bytes) -> openai.OpenAI:

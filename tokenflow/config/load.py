@@ -8,13 +8,13 @@ check notes its problems and goes on, so that one run shows all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, get_type_hints
 
 from tokenflow.config.check import check_table
 from tokenflow.config.keys import KeyPath, dotted, got, has
-from tokenflow.config.model import Config, ModelConfig, PluginsConfig
+from tokenflow.config.model import ChatConfig, Config, ModelConfig, PluginsConfig
 from tokenflow.config.raw import Raw, read
 from tokenflow.config.rules import findings
 from tokenflow.config.words import unknown_key
@@ -24,6 +24,8 @@ SECTIONS: dict[str, type] = {
     name: hint for name, hint in get_type_hints(Config).items() if isinstance(hint, type) and is_dataclass(hint)
 }
 """The tables whose keys are ours."""
+OUR_KEYS = frozenset({"engine", "chat"})
+"""Keys of a model's table that are not its engine's."""
 
 
 class Catalogue(Protocol):
@@ -147,12 +149,23 @@ def _models(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, ModelConfig]]
             )
         else:
             try:
-                options = _plain(table, without="engine")
+                options = {key: value for key, value in table.items() if key not in OUR_KEYS}
                 instance = check_table(raw, path, options, catalogue.engine_config(engine))
             except PluginError as exc:
                 raw.problem((*path, "engine"), exc.message)
             else:
-                yield name, ModelConfig(engine=engine, options=instance)
+                yield name, ModelConfig(engine=engine, options=instance, chat=_chat(raw, path, table))
+
+
+def _chat(raw: Raw, model: KeyPath, table: dict[str, Any]) -> ChatConfig:
+    path = (*model, "chat")
+    chat = check_table(raw, path, table.get("chat", {}), ChatConfig) or ChatConfig()
+    if chat.template_file is None:
+        return chat
+    file = raw.folder / chat.template_file
+    if not file.is_file():
+        raw.problem((*path, "template_file"), f"there is no file {file}; paths are relative to this file's folder")
+    return replace(chat, template_file=file)
 
 
 def _sinks(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, Any]]:
@@ -161,10 +174,6 @@ def _sinks(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, Any]]:
             yield name, check_table(raw, ("sinks", name), table, catalogue.sink_config(name))
         except PluginError as exc:
             raw.problem(("sinks", name), exc.message)
-
-
-def _plain(table: dict[str, Any], *, without: str) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key != without}
 
 
 def _tables(raw: Raw, section: str) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 from pydantic import StringConstraints
@@ -155,6 +156,37 @@ class PluginsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig:
+    """How the model is talked with, where its own template does not say it right."""
+
+    template: str | None = None
+    """jinja2, instead of the model's own template."""
+    template_file: Path | None = None
+    """A file with it, relative to the configuration's folder."""
+    tool_calls: Literal[
+        "auto", "none", "deepseek", "glm", "harmony", "hermes", "llama3", "mistral", "pythonic", "qwen_xml"
+    ] = "auto"
+    """How it writes tool calls; auto: as its template teaches it."""
+    reasoning: Literal["auto", "none", "harmony", "mistral", "seed", "think"] = "auto"
+    """How it marks its reasoning; auto: as its template does."""
+    template_kwargs: tuple[str, ...] = ("enable_thinking", "thinking")
+    """Names that a request's chat_template_kwargs may set for the template."""
+
+    def __post_init__(self) -> None:
+        if self.template is not None and self.template_file is not None:
+            raise ValueError("template and template_file are both set; take one")
+        if taken := sorted(TEMPLATE_NAMES.intersection(self.template_kwargs)):
+            raise ValueError(f"template_kwargs has {taken[0]}, which is the server's own to set; leave it out")
+
+
+TEMPLATE_NAMES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "range"}
+    | {"raise_exception", "strftime_now"}
+)
+"""What every template finds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One `[models.<id>]`: what clients ask for by that id."""
 
@@ -162,6 +194,8 @@ class ModelConfig:
     """The engine's name: of an installed plugin, or of one in `[plugins] files`."""
     options: Any
     """An instance of that engine's own config class: every other key of the table."""
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    """Its table `chat`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

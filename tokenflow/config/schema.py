@@ -13,7 +13,7 @@ from pydantic_core import core_schema
 from tokenflow.config.check import adapter
 from tokenflow.config.docs import field_docs, summary
 from tokenflow.config.load import SECTIONS
-from tokenflow.config.model import Config
+from tokenflow.config.model import ChatConfig, Config
 from tokenflow.config.shape import keys
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -30,7 +30,8 @@ def schema(engines: Mapping[str, type], sinks: Mapping[str, type]) -> dict[str, 
     Raises:
         PluginError: a class cannot be used.
     """
-    classes = {("", name): cls for name, cls in SECTIONS.items()}
+    classes: dict[tuple[str, str], type] = {("", name): cls for name, cls in SECTIONS.items()}
+    classes["", "chat"] = ChatConfig
     classes |= {("engine", name): cls for name, cls in engines.items()}
     classes |= {("sink", name): cls for name, cls in sinks.items()}
     inputs: list[tuple[tuple[str, str], JsonSchemaMode, TypeAdapter[Any]]] = [
@@ -44,7 +45,9 @@ def schema(engines: Mapping[str, type], sinks: Mapping[str, type]) -> dict[str, 
         "type": "object",
         "description": help["models"],
         "minProperties": 1,
-        "additionalProperties": {"anyOf": [_model(name, schemas["engine", name]) for name in engines]},
+        "additionalProperties": {
+            "anyOf": [_model(name, schemas["engine", name], schemas["", "chat"]) for name in engines]
+        },
     }
     properties["sinks"] = {
         "type": "object",
@@ -63,11 +66,11 @@ def schema(engines: Mapping[str, type], sinks: Mapping[str, type]) -> dict[str, 
     return whole | _used(definitions, whole)
 
 
-def _model(engine: str, options: dict[str, Any]) -> dict[str, Any]:
-    """An engine's own keys, and the one that names it."""
+def _model(engine: str, options: dict[str, Any], chat: dict[str, Any]) -> dict[str, Any]:
+    """An engine's own keys, the one that names it, and the table that every engine's models have."""
     named = {"engine": {"const": engine, "description": "The engine's name."}}
     return options | {
-        "properties": named | options.get("properties", {}),
+        "properties": named | options.get("properties", {}) | {"chat": chat},
         "required": ["engine", *options.get("required", [])],
     }
 

@@ -12,5 +12,5 @@ def show(loaded: Loaded) -> str:
         (f"{dotted(path)} = {shown(path, value)}", loaded.provenance[dotted(path)])
         for path, value in flatten(loaded.config)
     ]
-    width = min(max(len(left) for left, _ in rows), 60)
+    width = min(max(len(left) for left, _ in rows), 72)
     return "".join(f"{left:<{width}}  # {where}\n" for left, where in rows)

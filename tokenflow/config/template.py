@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from tokenflow.config.docs import field_docs, summary
 from tokenflow.config.keys import dotted, toml
 from tokenflow.config.load import SECTIONS
-from tokenflow.config.model import ModelConfig
+from tokenflow.config.model import ChatConfig, ModelConfig
 from tokenflow.config.shape import Key, alternatives, inside, keys, tables
 
 _HEAD = """\
@@ -37,7 +37,7 @@ def template(models: Mapping[str, tuple[str, type]], sinks: Mapping[str, type]) 
     parts += [_table((name,), cls) for name, cls in SECTIONS.items()]
     for name, (engine, cls) in models.items():
         first = [*_comment(field_docs(ModelConfig)["engine"]), f"engine = {toml(engine)}"]
-        parts.append(_table(("models", name), cls, first))
+        parts += [_table(("models", name), cls, first), _table(("models", name, "chat"), ChatConfig)]
     parts += [_table(("sinks", name), cls) for name, cls in sinks.items()]
     return "\n".join(parts)
 

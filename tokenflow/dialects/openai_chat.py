@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tokenflow.core.types import FinishReason, GenerationRequest, TokenLogprob, Usage
-from tokenflow.dialects.fields import Fields, body_fields, unsupported, wrong_type
+from tokenflow.core.types import CallPiece, FinishReason, GenerationRequest, Message, MessageDelta, TokenLogprob, Usage
+from tokenflow.dialects.fields import Fields, body_fields
 from tokenflow.dialects.openai_common import generation_request
 from tokenflow.dialects.openai_frames import StreamEncoder, dumps, finite, usage_object
 from tokenflow.dialects.openai_messages import parse_messages
@@ -25,7 +25,6 @@ def parse(body: object, *, stream: bool | None = None) -> GenerationRequest:
     """
     fields = body_fields(body)
     prompt = parse_messages(fields)
-    _refuse_tools(fields)
     return generation_request(fields, (prompt,), logprobs=_logprobs(fields), stream=stream)
 
 
@@ -35,19 +34,6 @@ def _logprobs(fields: Fields) -> int | None:
     if top is not None and not wanted:
         raise InvalidRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
     return (top or 0) if wanted else None
-
-
-def _refuse_tools(fields: Fields) -> None:
-    for name in ("tools", "functions"):
-        if fields.array(name):
-            raise unsupported(name, "this server does not call tools yet; leave it out.")
-    for name in ("tool_choice", "function_call"):
-        choice = fields.get(name)
-        if choice is None or choice in ("none", "auto"):  # without tools, both mean none
-            continue
-        if not isinstance(choice, str | dict):
-            raise wrong_type(name, "a string or an object", choice)
-        raise unsupported(name, "there are no tools to choose; leave it out.")
 
 
 def _logprob_object(entry: TokenLogprob) -> dict[str, Any]:
@@ -60,6 +46,37 @@ def _entry(entry: TokenLogprob) -> dict[str, Any]:
 
 def logprobs_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": [_entry(entry) for entry in entries], "refusal": None}
+
+
+def _call_object(call: CallPiece) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _piece_object(piece: CallPiece) -> dict[str, Any]:
+    """A piece of a call as a chunk has it: the first says whose it is."""
+    said = _call_object(piece) if piece.name else {"function": {"arguments": piece.arguments}}
+    return {"index": piece.at, **said}
+
+
+def message_object(message: Message) -> dict[str, Any]:
+    """A whole message, for the answer without `stream`."""
+    said: dict[str, Any] = {"role": "assistant", "content": message.text, "refusal": None}
+    if message.reasoning:
+        said["reasoning_content"] = message.reasoning
+    if calls := message.calls:
+        said["tool_calls"] = [_call_object(call) for call in calls]
+        said["content"] = message.text or None
+    return said
+
+
+def delta_object(delta: MessageDelta) -> dict[str, Any]:
+    """What a delta has beside content, as a chunk's `delta` has it."""
+    said: dict[str, Any] = {}
+    if delta.reasoning:
+        said["reasoning_content"] = delta.reasoning
+    if delta.calls:
+        said["tool_calls"] = [_piece_object(piece) for piece in delta.calls]
+    return said
 
 
 class ChatEncoder(StreamEncoder):
@@ -78,6 +95,22 @@ class ChatEncoder(StreamEncoder):
     def _choice_close(self) -> bytes:
         return b'},"logprobs":'
 
+    def _message(self, index: int, delta: MessageDelta) -> Iterator[bytes]:
+        """Reasoning, content and calls in frames of their own: some clients look for one of them in each."""
+        for text in self._pieces(delta.reasoning):
+            yield self._frame(index, b'"reasoning_content":' + text)
+        if delta.text or delta.logprobs:
+            yield from self._split(index, delta)
+        for piece in delta.calls:
+            if piece.name:
+                opening = _piece_object(piece._replace(arguments=""))
+                yield self._frame(index, b'"tool_calls":[' + dumps(opening) + b"]")
+            for text in self._pieces(piece.arguments):
+                yield self._frame(index, b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (piece.at, text))
+
+    def _frame(self, index: int, delta: bytes) -> bytes:
+        return self._head + b'{"index":%d,"delta":{' % index + delta + self._after
+
     def _finish_open(self, index: int) -> bytes:
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":' % index
 
@@ -89,10 +122,11 @@ def complete(
     id: str,
     model: str,
     created: int,
-    texts: Sequence[str],
+    messages: Sequence[Message],
     reasons: Sequence[FinishReason],
     usage: Usage,
-    logprobs: Sequence[Sequence[TokenLogprob]] | None = None,
+    *,
+    logprobs: bool = False,
 ) -> dict[str, Any]:
     """The answer without `stream`, as a JSON value (write it with `dumps`).
 
@@ -100,10 +134,10 @@ def complete(
         id: the stream's id.
         model: the model's id, as the client knows it.
         created: Unix seconds.
-        texts: by choice.
+        messages: by choice.
         reasons: by choice.
         usage: of the whole request.
-        logprobs: by choice; None where they were not asked for.
+        logprobs: they were asked for.
     """
     return {
         "id": id,
@@ -113,11 +147,11 @@ def complete(
         "choices": [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None if logprobs is None else logprobs_object(logprobs[i]),
+                "message": message_object(message),
+                "logprobs": logprobs_object(message.logprobs) if logprobs else None,
                 "finish_reason": reason,
             }
-            for i, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+            for i, (message, reason) in enumerate(zip(messages, reasons, strict=True))
         ],
         "usage": usage_object(usage),
     }

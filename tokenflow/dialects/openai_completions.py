@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from tokenflow.core.types import FinishReason, GenerationRequest, Prompt, TextPrompt, TokenLogprob, TokenPrompt, Usage
+from tokenflow.core.types import (
+    FinishReason,
+    GenerationRequest,
+    Message,
+    Prompt,
+    TextPrompt,
+    TokenLogprob,
+    TokenPrompt,
+    Usage,
+)
 from tokenflow.dialects.fields import (
     Fields,
     as_integer,
@@ -152,10 +161,11 @@ def complete(
     id: str,
     model: str,
     created: int,
-    texts: Sequence[str],
+    messages: Sequence[Message],
     reasons: Sequence[FinishReason],
     usage: Usage,
-    logprobs: Sequence[Sequence[TokenLogprob]] | None = None,
+    *,
+    logprobs: bool = False,
 ) -> dict[str, Any]:
     """The answer without `stream`, as a JSON value (write it with `dumps`). Arguments as in `openai_chat.complete`."""
     return {
@@ -166,11 +176,11 @@ def complete(
         "choices": [
             {
                 "index": i,
-                "text": text,
-                "logprobs": None if logprobs is None else _logprobs_object(logprobs[i]),
+                "text": message.text,
+                "logprobs": _logprobs_object(message.logprobs) if logprobs else None,
                 "finish_reason": reason,
             }
-            for i, (text, reason) in enumerate(zip(texts, reasons, strict=True))
+            for i, (message, reason) in enumerate(zip(messages, reasons, strict=True))
         ],
         "usage": usage_object(usage),
     }

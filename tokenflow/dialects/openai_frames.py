@@ -18,7 +18,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from tokenflow.core import sse
-from tokenflow.core.types import Delta, FinishReason, TokenLogprob, Usage
+from tokenflow.core.types import Delta, FinishReason, MessageDelta, TokenLogprob, Usage
 from tokenflow.dialects import errors
 from tokenflow.errors import TokenflowError
 
@@ -116,6 +116,8 @@ class StreamEncoder:
             delta: what was generated.
             event_id: the record's id, where ids are on.
         """
+        if type(delta) is MessageDelta:
+            return _with_id(list(self._message(index, delta)), event_id)
         text = delta.text
         if not delta.logprobs and len(text) <= self._short:
             if not text:
@@ -123,6 +125,15 @@ class StreamEncoder:
             frame = self._before[index] + utf8(encode_basestring(text)) + self._after
             return frame if event_id is None else _id_line(event_id) + frame
         return _with_id(list(self._split(index, delta)), event_id)
+
+    def _message(self, index: int, delta: MessageDelta) -> Iterator[bytes]:
+        """The frames of a delta with more than text in it, for a dialect that can say more."""
+        return self._split(index, delta)
+
+    def _pieces(self, text: str) -> Iterator[bytes]:
+        """A text as JSON strings that fit into a frame each."""
+        for at in range(0, len(text), self._short):
+            yield utf8(encode_basestring(text[at : at + self._short]))
 
     def _split(self, index: int, delta: Delta) -> Iterator[bytes]:
         """As many frames as the line limit makes necessary, nearly always one."""

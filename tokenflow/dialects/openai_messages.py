@@ -1,7 +1,7 @@
 """Chat messages: what a client may send, as the plain mappings that a model's template renders.
 
-A template sees `role`, `content` as one string, and `name`, `tool_calls`, `tool_call_id` where given; each message is
-built anew from fields that were checked, so nothing of an unknown shape reaches a template.
+A template sees `role`, `content` as one string, and `name`, `tool_calls`, `tool_call_id`, `reasoning_content` where
+given; each message is built anew from fields that were checked, so nothing of an unknown shape reaches a template.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tokenflow.dialects.fields import (
     unsupported,
     wrong_type,
 )
+from tokenflow.dialects.openai_tools import check_text, parse_tools
 from tokenflow.errors import InvalidRequest
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -27,7 +28,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 def parse_messages(fields: Fields) -> ChatPrompt:
-    """The field `messages`.
+    """The fields `messages`, `tools` with what belongs to them, and what a client says to the template itself.
 
     Raises:
         InvalidRequest: with `param` naming the place, as in `messages[2].content`.
@@ -37,7 +38,21 @@ def parse_messages(fields: Fields) -> ChatPrompt:
         raise missing("messages")
     if not items:
         raise InvalidRequest("'messages' is empty; send at least one message.", param="messages")
-    return ChatPrompt(messages=tuple(_message(item, f"messages[{i}]") for i, item in enumerate(items)))
+    return ChatPrompt(
+        messages=tuple(_message(item, f"messages[{i}]") for i, item in enumerate(items)),
+        tools=parse_tools(fields),
+        variables=_variables(fields),
+        reasoning_effort=fields.text("reasoning_effort"),
+    )
+
+
+def _variables(fields: Fields) -> Mapping[str, Any]:
+    """Values for the template, by name. Which of them a client may set is the server's to say."""
+    name = "chat_template_kwargs"
+    table = fields.object(name)
+    variables = {} if table is None else {key: table.get(key) for key in table if table.get(key) is not None}
+    check_text(variables, name)
+    return variables
 
 
 def _message(item: object, path: str) -> Mapping[str, Any]:
@@ -52,6 +67,10 @@ def _message(item: object, path: str) -> Mapping[str, Any]:
     calls = _tool_calls(fields) if role == "assistant" else []
     message: dict[str, Any] = {"role": ROLES[role], "content": _content(fields, optional=bool(calls))}
     name, call_id = fields.text("name"), fields.text("tool_call_id")
+    if role == "assistant":
+        reasoning = fields.text("reasoning_content") or fields.text("reasoning")
+        if reasoning:
+            message["reasoning_content"] = reasoning
     if name is not None:
         message["name"] = name
     if call_id is not None:
@@ -61,11 +80,11 @@ def _message(item: object, path: str) -> Mapping[str, Any]:
     return message
 
 
-def _content(fields: Fields, *, optional: bool) -> str:
+def _content(fields: Fields, *, optional: bool) -> str | None:
     value, path = fields.get("content"), fields.path("content")
     if value is None:
         if optional:  # an assistant that only called tools said nothing
-            return ""
+            return None
         raise InvalidRequest(
             f"'{path}' must be a string or an array of parts, not null.", param=path, code=INVALID_TYPE
         )

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from tokenflow.core import sse
-from tokenflow.core.types import ChatPrompt, Delta, FinishReason, GenerationRequest, TextPrompt, TokenLogprob, Usage
+from tokenflow.core.types import ChatPrompt, Delta, FinishReason, GenerationRequest, Message, TextPrompt, Usage
 from tokenflow.dialects.errors import envelope
 from tokenflow.dialects.fields import Fields, body_fields, missing
 from tokenflow.dialects.openai_common import attendance, generation_request
@@ -78,14 +78,15 @@ def complete(
     id: str,
     model: str,
     created: int,
-    texts: Sequence[str],
+    messages: Sequence[Message],
     reasons: Sequence[FinishReason],
     usage: Usage,
-    logprobs: Sequence[Sequence[TokenLogprob]] | None = None,
+    *,
+    logprobs: bool = False,
 ) -> dict[str, Any]:
     """The answer to `POST /generate`."""
     return {
-        "text": texts[0],
+        "text": messages[0].text,
         "usage": {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion},
     }
 

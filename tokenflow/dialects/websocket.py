@@ -10,7 +10,8 @@ A generation has two names, the client's own `id` and the stream's; wherever a f
 server sends carries the client's `id`, or the stream's where the client gave none:
 
     {"id", "stream", "n"}                                   it has begun; the client has everything up to n
-    {"id", "stream", "n", "index", "delta": {"content"}}    text of one choice; with "logprobs" where asked for
+    {"id", "stream", "n", "index", "delta": {"content"}}    of one choice; with "logprobs" where asked for, and with
+                                                            "reasoning_content" or "tool_calls" where there are any
     {"id", "stream", "n", "done": true, "finish_reason", "usage"}   with "finish_reasons", by choice, where n > 1
     {"id", "stream", "n", "error": {…}}                     it ended otherwise
     {"id", "error": {…}}                                    a frame was refused, and nothing else has changed
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Literal
 
-from tokenflow.core.types import Delta, FinishReason, GenerationRequest, Usage
+from tokenflow.core.types import Delta, FinishReason, GenerationRequest, MessageDelta, Usage
 from tokenflow.dialects import openai_chat, openai_completions
 from tokenflow.dialects.errors import envelope
 from tokenflow.dialects.fields import INVALID_TYPE, Fields, kind, loads, missing, shown
@@ -211,6 +212,8 @@ class Encoder:
         return f"{self._head}{n}}}"
 
     def delta(self, n: int, index: int, delta: Delta) -> str:
+        if isinstance(delta, MessageDelta):
+            return self._message(n, index, delta)
         text = encode_basestring(delta.text)
         if not text.isascii():
             text = utf8(text).decode()
@@ -218,6 +221,13 @@ class Encoder:
         if delta.logprobs:
             frame += ',"logprobs":' + dumps(openai_chat.logprobs_object(delta.logprobs)).decode()
         return frame + "}"
+
+    def _message(self, n: int, index: int, delta: MessageDelta) -> str:
+        said = openai_chat.delta_object(delta) | ({"content": delta.text} if delta.text or delta.logprobs else {})
+        frame: dict[str, Any] = {"index": index, "delta": said}
+        if delta.logprobs:
+            frame["logprobs"] = openai_chat.logprobs_object(delta.logprobs)
+        return self._with(n, frame)
 
     def end(self, n: int, reasons: Sequence[FinishReason], usage: Usage) -> str:
         """The end that went well, or by the client's own cancel."""

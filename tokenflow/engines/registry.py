@@ -224,10 +224,11 @@ class Registry:
                 raise PluginError(f"{origin}: {hook} returned {offer!r}; return a list of {kind.__name__}")
             if not is_dataclass(offer.config):
                 raise PluginError(f'{origin}: the config of "{offer.name}" is no dataclass; make it one')
-            if kind is EnginePlugin and "engine" in [field.name for field in fields(offer.config)]:
-                raise PluginError(
-                    f'{origin}: the config of "{offer.name}" has a field `engine`, which is taken; rename it'
-                )
+            for taken in {"engine", "chat"} & {field.name for field in fields(offer.config)}:
+                if kind is EnginePlugin:
+                    raise PluginError(
+                        f'{origin}: the config of "{offer.name}" has a field `{taken}`, which is taken; rename it'
+                    )
             yield offer
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from quart import Response
 
-from tokenflow.core.types import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
+from tokenflow.core.types import Delta, FinishReason, GenerationRequest, Message, Usage
 from tokenflow.dialects import named, openai_chat, openai_completions, small
 from tokenflow.http.answers import answer
 from tokenflow.http.connection import hold
@@ -27,10 +27,11 @@ class Complete(Protocol):
         id: str,
         model: str,
         created: int,
-        texts: list[str],
+        messages: list[Message],
         reasons: tuple[FinishReason, ...],
         usage: Usage,
-        logprobs: list[list[TokenLogprob]] | None,
+        *,
+        logprobs: bool,
     ) -> dict[str, Any]: ...
 
 
@@ -86,10 +87,10 @@ async def as_body(stream: Stream, reader: StreamReader, dialect: Dialect) -> Res
         identity.id,
         identity.model,
         stream.created,
-        whole.texts,
+        whole.messages,
         whole.end.reasons,
         whole.end.usage,
-        whole.logprobs,
+        logprobs=stream.asked.logprobs is not None,
     )
     return answer(body, headers={"X-Request-Id": identity.id})
 
@@ -100,14 +101,7 @@ class Whole:
     end: Ended
 
     def __init__(self, asked: GenerationRequest) -> None:
-        self._pieces: list[list[str]] = [[] for _ in range(asked.choices)]
-        self.logprobs: list[list[TokenLogprob]] | None = (
-            None if asked.logprobs is None else [[] for _ in range(asked.choices)]
-        )
-
-    @property
-    def texts(self) -> list[str]:
-        return ["".join(pieces) for pieces in self._pieces]
+        self.messages = [Message() for _ in range(asked.choices)]
 
     async def read(self, reader: StreamReader) -> None:
         """Read everything. Raises the error that the stream ended with."""
@@ -118,9 +112,7 @@ class Whole:
 
     def _take(self, source: int, event: StreamEvent) -> None:
         if isinstance(event, Delta):
-            self._pieces[source].append(event.text)
-            if self.logprobs is not None:
-                self.logprobs[source] += event.logprobs
+            self.messages[source].add(event)
         elif isinstance(event, Failed):
             raise event.error
         else:

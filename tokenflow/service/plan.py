@@ -9,7 +9,9 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 
 from tokenflow.api import Engine, EngineInfo, Sampling, SequenceRequest, StructuredEngine
-from tokenflow.chat.template import ChatTemplate
+from tokenflow.chat.marking import Segment
+from tokenflow.chat.model import ChatModel
+from tokenflow.chat.reader import MessageReader
 from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.types import Attendance, ChatPrompt, GenerationRequest, Prompt, TextPrompt, Timeouts, TokenPrompt
 from tokenflow.errors import ContextLengthExceeded, InvalidRequest
@@ -22,6 +24,8 @@ class Plan:
 
     model: str
     sequences: tuple[SequenceRequest, ...]
+    readers: tuple[MessageReader | None, ...]
+    """Who reads each sequence's text as a message; None: it is all content."""
     settings: StreamSettings
 
 
@@ -55,20 +59,20 @@ class Planner:
 
     Args:
         info: what the engine can do.
-        template: its chat template; None where it has none.
+        chat: its templates and formats; None where it has no template.
     """
 
     def __init__(
         self,
         info: EngineInfo,
-        template: ChatTemplate | None,
+        chat: ChatModel | None,
         limits: LimitsConfig,
         timeouts: TimeoutsConfig,
         stream: StreamConfig,
         replay: ReplayConfig,
     ) -> None:
         self._info = info
-        self._template = template
+        self._chat = chat
         self._limits = limits
         self._timeouts = timeouts
         self._stream = stream
@@ -85,27 +89,33 @@ class Planner:
         self._check_vocabulary(request)
         settings = self._settings(request)
         sequences: list[SequenceRequest] = []
+        readers: list[MessageReader | None] = []
         for prompt in request.prompts:
-            tokens = await self.tokenize(prompt, engine)
+            segments = self._segments(prompt)
+            tokens = await _tokenized(segments, engine) if segments else await self.tokenize(prompt, engine)
             max_tokens = self._max_tokens(len(tokens), request, isinstance(prompt, ChatPrompt))
-            sequences += [
-                SequenceRequest(
-                    prompt=tokens,
-                    max_tokens=max_tokens,
-                    sampling=_for_choice(request.sampling, j),
-                    stop=request.stop,
-                    logprobs=request.logprobs,
-                    ignore_eos=request.ignore_eos,
-                    grammar=request.grammar,
-                    id=id,
-                    index=len(sequences) + j,
+            for j in range(request.n):
+                index = len(sequences)
+                reader = None if request.grammar is not None else self._reader(prompt, segments, f"{id}:{index}")
+                readers.append(reader)
+                sequences.append(
+                    SequenceRequest(
+                        prompt=tokens,
+                        max_tokens=max_tokens,
+                        sampling=_for_choice(request.sampling, j),
+                        stop=request.stop,
+                        logprobs=request.logprobs,
+                        ignore_eos=request.ignore_eos,
+                        grammar=request.grammar,
+                        shown=self._chat.shown if reader is not None and self._chat is not None else frozenset(),
+                        id=id,
+                        index=index,
+                    )
                 )
-                for j in range(request.n)
-            ]
         if request.grammar is not None:
             assert isinstance(engine, StructuredEngine)  # it has the capability
             await engine.compile(request.grammar, budget_s=self._limits.grammar_timeout_s)
-        return Plan(model=request.model, sequences=tuple(sequences), settings=settings)
+        return Plan(model=request.model, sequences=tuple(sequences), readers=tuple(readers), settings=settings)
 
     async def tokenize(
         self, prompt: Prompt, engine: Engine, *, special: bool = False, opening: bool = True
@@ -116,18 +126,27 @@ class Planner:
             special: read control tokens out of a text prompt all the same.
             opening: let messages end with the opening of the assistant's turn.
         """
+        if isinstance(prompt, TokenPrompt):
+            return prompt.tokens
+        return await _tokenized(self._segments(prompt, special=special, opening=opening), engine)
+
+    def _segments(self, prompt: Prompt, *, special: bool = False, opening: bool = True) -> list[Segment]:
+        """The prompt's text in pieces; none for one that is tokens already."""
         match prompt:
-            case TokenPrompt(tokens=tokens):
-                return tokens
+            case TokenPrompt():
+                return []
             case TextPrompt(text=text):
-                return tuple(await engine.tokenize(text, special=special))
-            case ChatPrompt(messages=messages):
-                if self._template is None:
+                return [Segment(text, special)]
+            case ChatPrompt():
+                if self._chat is None:
                     raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
-                tokens_so_far: list[int] = []
-                for text, special in self._template.render(messages, now=datetime.now(UTC).astimezone()):
-                    tokens_so_far += await engine.tokenize(text, special=special)
-                return tuple(tokens_so_far)
+                now = datetime.now(UTC).astimezone()
+                return self._chat.render(prompt, now=now, add_generation_prompt=opening)
+
+    def _reader(self, prompt: Prompt, segments: list[Segment], seed: str) -> MessageReader | None:
+        if not isinstance(prompt, ChatPrompt) or self._chat is None:
+            return None
+        return self._chat.reader(prompt, segments, seed)
 
     def _check_limits(self, request: GenerationRequest) -> None:
         limits = self._limits
@@ -152,6 +171,7 @@ class Planner:
         asked += ["logprobs"] if request.logprobs is not None else []
         asked += ["ignore_eos"] if request.ignore_eos else []
         asked += ["stop"] if request.stop else []
+        asked += ["tool_choice"] if any(map(_forced, request.prompts)) else []
         param = dict(_PARAM)
         if request.grammar is not None:
             asked.append("grammar")
@@ -210,6 +230,18 @@ class Planner:
         _at_most(grace_s, replay.grace_max_s, "stream_options.grace_s", "seconds")
         _at_most(retention_s, replay.retention_max_s, "stream_options.retention_s", "seconds")
         return Attendance(on_disconnect=asked.on_disconnect, grace_s=grace_s, retention_s=retention_s)
+
+
+async def _tokenized(segments: list[Segment], engine: Engine) -> tuple[int, ...]:
+    tokens: list[int] = []
+    for text, special in segments:
+        tokens += await engine.tokenize(text, special=special)
+    return tuple(tokens)
+
+
+def _forced(prompt: Prompt) -> bool:
+    """It asks for a call, and not only for one if the model so pleases."""
+    return isinstance(prompt, ChatPrompt) and prompt.tools is not None and prompt.tools.choice in ("required", "named")
 
 
 def _known(token: int, size: int, param: str) -> None:

@@ -14,9 +14,10 @@ from contextvars import Context
 
 import trio
 
-from tokenflow.api import Engine, Gauges, ModelGauges
-from tokenflow.chat.template import ChatTemplate
-from tokenflow.config.model import Config
+from tokenflow.api import Engine, EngineInfo, Gauges, ModelGauges
+from tokenflow.chat.model import DEFAULT, ChatModel
+from tokenflow.chat.template import TemplateError
+from tokenflow.config.model import ChatConfig, Config
 from tokenflow.core.admission import Admission
 from tokenflow.core.logstore import LogStore
 from tokenflow.core.replay import Bounds
@@ -29,6 +30,7 @@ from tokenflow.errors import (
     InvalidRequest,
     ModelNotFound,
     ReplayFull,
+    StartupError,
     StreamNotFound,
 )
 from tokenflow.service.account import StreamIdentity
@@ -56,13 +58,36 @@ class Model:
         """Its engine is open for the first time: take over what it says of itself."""
         info = self.host.info
         self.admission.slots = self.admission.free = info.slots
-        template = (
-            ChatTemplate(info.chat_template, info.bos_token, info.eos_token, info.special_tokens)
-            if info.chat_template is not None
-            else None
-        )
         config = self._config
-        self.planner = Planner(info, template, config.limits, config.timeouts, config.stream, config.replay)
+        self.planner = Planner(info, self._chat(info), config.limits, config.timeouts, config.stream, config.replay)
+
+    def _chat(self, info: EngineInfo) -> ChatModel | None:
+        """How it is talked with: as the configuration says, else as the model's file does."""
+        configured = self._config.models.get(self.id)
+        chat = ChatConfig() if configured is None else configured.chat
+        templates = dict(info.chat_templates)
+        if info.chat_template is not None:
+            templates[DEFAULT] = info.chat_template
+        try:
+            if chat.template_file is not None:
+                templates = {DEFAULT: chat.template_file.read_text(encoding="utf-8")}
+            elif chat.template is not None:
+                templates = {DEFAULT: chat.template}
+            if DEFAULT not in templates:
+                return None
+            return ChatModel(
+                templates,
+                info.bos_token,
+                info.eos_token,
+                info.special_tokens,
+                tool_calls=chat.tool_calls,
+                reasoning=chat.reasoning,
+                variables=chat.template_kwargs,
+            )
+        except (TemplateError, OSError, UnicodeDecodeError) as exc:
+            raise StartupError(
+                f"model {self.id!r}: {exc}; set [models.{self.id}.chat] template_file to another template."
+            ) from exc
 
     @property
     def engine(self) -> Engine:
@@ -161,7 +186,15 @@ class Service:
             id=id, model=model.id, engine=model.host.plugin.name, key=key, route=route, stream=request.stream
         )
         stream = Stream(
-            identity, request, model.host, plan.sequences, model.admission, plan.settings, self._logs, self.feeds.emit
+            identity,
+            request,
+            model.host,
+            plan.sequences,
+            plan.readers,
+            model.admission,
+            plan.settings,
+            self._logs,
+            self.feeds.emit,
         )
         reader = stream.attach()
         self._streams[id] = self.last_stream = stream

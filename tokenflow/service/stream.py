@@ -20,6 +20,7 @@ from functools import partial
 import trio
 
 from tokenflow.api import Delta, Event, Finished, FinishReason, Released, Send, SequenceRequest, Started
+from tokenflow.chat.reader import MessageReader
 from tokenflow.core.admission import Admission
 from tokenflow.core.credit import Grant, share_out
 from tokenflow.core.deadlines import Deadline
@@ -75,6 +76,7 @@ class Stream:
         asked: what the client asked for.
         host: where its engine is.
         sequences: one per choice.
+        readers: who reads each one's text as a message; None: it is all content.
         admission: where its slots come from.
         settings: deadlines, window, coalescing, what a reader's leaving does.
         logs: where its log is made.
@@ -90,6 +92,7 @@ class Stream:
         asked: GenerationRequest,
         host: EngineHost,
         sequences: tuple[SequenceRequest, ...],
+        readers: tuple[MessageReader | None, ...],
         admission: Admission,
         settings: StreamSettings,
         logs: LogStore,
@@ -116,7 +119,10 @@ class Stream:
         self._log: ReplayLog[StreamEvent] = logs.new(self._accept, on_read=self._read, keep=settings.kept)
         share = max(1, settings.window // len(sequences))
         self._sends = [Send(partial(self._on_event, i), window=share) for i in range(len(sequences))]
-        self._coalescer = Coalescer(self._append, self._merged, settings.coalesce_s) if settings.coalesce_s else None
+        self._messages = readers
+        add = self._append_read if any(readers) else self._append
+        self._coalescer = Coalescer(add, self._merged, settings.coalesce_s) if settings.coalesce_s else None
+        self._add = add if self._coalescer is None else self._coalescer.add
         self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
@@ -361,7 +367,7 @@ class Stream:
 
     def _forget_what_was_asked(self) -> None:
         """An ended stream is kept for what it said: prompts may be a hundred times that."""
-        self._sequences = ()
+        self._sequences, self._messages = (), ()
         prompts = tuple(TextPrompt(text="") for _ in self.asked.prompts)
         self.asked = replace(self.asked, prompts=prompts, user=None, stop=())
 
@@ -383,6 +389,7 @@ class Stream:
         """How it ended, and the record that says so."""
         if self._coalescer is not None:
             self._coalescer.flush()
+        self._finish_messages()
         reasons = tuple(reason or "cancelled" for reason in self._reasons)
         ended = Ended(reasons, self._account.usage, sum(self._untold))
         if None not in self._reasons:
@@ -439,8 +446,7 @@ class Stream:
             if self._untold[index]:
                 delta = Delta(delta.text, delta.tokens + self._untold[index], delta.logprobs)
                 self._untold[index] = 0
-            add = self._append if self._coalescer is None else self._coalescer.add
-            add(index, delta, 1)
+            self._add(index, delta, 1)
         stalled = self._stalled
         self._move_deadline(partial(self._deadline.token, stalled=stalled), now)
         if stalled:
@@ -455,6 +461,32 @@ class Stream:
         self._log.append(delta, index, 1, size=delta.memory_bytes)
         if events > 1:
             self._regrant()
+
+    def _append_read(self, index: int, delta: Delta, events: int) -> None:
+        """Append what is certain of the message: it is read before it gets a number, so that it replays as it was."""
+        reader = self._messages[index]
+        if reader is None:
+            self._append(index, delta, events)
+        elif (message := reader.take(delta)) is not None:
+            self._append(index, message, events)
+        else:
+            self._logged += events
+            self._untold[index] += delta.tokens
+            self._sends[index].accept(1)  # no record, no credit
+            self._regrant()
+
+    def _finish_messages(self) -> None:
+        """Append what was held of each, and say why it ended as its client sees it."""
+        for index, reader in enumerate(self._messages):
+            if reader is None:
+                continue
+            tail, reason = reader.finish(self._reasons[index] or "cancelled")
+            if self._reasons[index] is not None:
+                self._reasons[index] = reason
+            if tail is not None:
+                tail = replace(tail, tokens=self._untold[index])
+                self._untold[index] = 0
+                self._append(index, tail, 0)
 
     def _regrant(self) -> None:
         """Credit has come free: a sequence ended without using all of it, or several deltas became one record."""

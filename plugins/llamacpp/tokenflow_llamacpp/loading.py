@@ -86,6 +86,7 @@ def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> 
         capabilities=sampling.CAN | extras,
         max_logprobs=MAX_LOGPROBS,
         chat_template=template,
+        chat_templates={"tool_use": named} if (named := _metadata(model, "tokenizer.chat_template.tool_use")) else {},
         bos_token=vocabulary.bos,
         eos_token=vocabulary.eos,
         special_tokens=vocabulary.specials,

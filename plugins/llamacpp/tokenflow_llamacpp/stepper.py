@@ -36,9 +36,11 @@ _END = Step(1, b"", "stop")
 class Job:
     """What a sequence is to this stepper."""
 
-    __slots__ = ("drawn", "logprobs", "sampler", "slot", "todo")
+    __slots__ = ("drawn", "logprobs", "sampler", "shown", "slot", "todo")
 
-    def __init__(self, slot: Slot, todo: list[int], sampler: Sampler, logprobs: int | None) -> None:
+    def __init__(
+        self, slot: Slot, todo: list[int], sampler: Sampler, logprobs: int | None, shown: dict[int, bytes]
+    ) -> None:
         self.slot = slot
         self.todo = todo
         """Tokens to evaluate: of the prompt, later those drawn last: one, or more where a grammar left no choice."""
@@ -46,6 +48,8 @@ class Job:
         """How many at the end of `todo` were drawn."""
         self.sampler = sampler
         self.logprobs = logprobs
+        self.shown = shown
+        """Control tokens that have a text here."""
 
 
 Row = tuple[Sequence, int, int | None]
@@ -116,7 +120,8 @@ class LlamaStepper:
         slot = self.slots.take(request.prompt, total)
         assert slot is not None
         seq.cached_tokens = len(slot.tokens)
-        seq.data = Job(slot, list(request.prompt[len(slot.tokens) :]), sampler, request.logprobs)
+        todo = list(request.prompt[len(slot.tokens) :])
+        seq.data = Job(slot, todo, sampler, request.logprobs, self.vocabulary.shown(request.shown))
         return True
 
     can_release = True
@@ -241,15 +246,18 @@ class LlamaStepper:
         job.todo += tokens
         job.drawn = len(tokens)
         *others, last = tokens
-        steps = [Step(1, self.vocabulary.pieces[token]) for token in others]
+        steps = [Step(1, self._piece(job, token)) for token in others]
         if last in self.vocabulary.ends:  # where they are ignored they are banned
             return [*steps, _END]
         finish: FinishReason | None = "stop" if job.sampler.ended else None
         if job.logprobs is None:
-            return [*steps, Step(1, self.vocabulary.pieces[last], finish)]
+            return [*steps, Step(1, self._piece(job, last), finish)]
         logits = self._context.get_logits_ith(index)
         logprob = token_logprob(logits, last, job.logprobs, self.vocabulary)
-        return [Step(1, self.vocabulary.pieces[last], finish, (logprob,))]
+        return [Step(1, self._piece(job, last), finish, (logprob,))]
+
+    def _piece(self, job: Job, token: int) -> bytes:
+        return self.vocabulary.pieces[token] or job.shown.get(token, b"")
 
 
 def _slots(loaded: Loaded) -> Slots:

@@ -42,9 +42,18 @@ class Vocabulary:
             for token, (text, attribute) in enumerate(zip(self.texts, attributes, strict=True))
             if text and (token in self.ends or _is_special(text, attribute))
         )
+        self._hidden = {
+            self.texts[token].decode(errors="replace"): token
+            for token in ids
+            if self.texts[token] and not self.pieces[token]
+        }
         self.bos = self._name(get(vocab, "token_bos"))
         self.eos = self._name(get(vocab, "token_eos"))
         self._lead = self._added_lead()
+
+    def shown(self, names: frozenset[str]) -> dict[int, bytes]:
+        """Bytes of those control tokens, for a sequence whose text is to have them."""
+        return {self._hidden[name]: name.encode() for name in names if name in self._hidden}
 
     def _name(self, token: int) -> str:
         return self.texts[token].decode(errors="replace") if 0 <= token < self.size else ""
