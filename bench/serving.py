@@ -36,6 +36,9 @@ from bench.contestants import PEERS, PEERS_PYTHON, ROOT, WITH_WEBSOCKET, running
 from bench.load import build, load
 
 SERVER_CORE, CLIENT_CORE = 0, 1
+BATCH = 64
+"""Streams that wait for their first event at a time, while they are opened."""
+PATIENCE_S = 120
 HELD = 0.99
 """A pace is held if this share of its tokens has come, and every stream is still there."""
 
@@ -54,6 +57,8 @@ class Shape:
     websocket: bool = False
     repeat: bool = False
     """Each connection asks again when its answer has ended."""
+    at_once: bool = False
+    """All are opened at once: one after another they would wait behind the flood of those that are open."""
 
     @property
     def path(self) -> str:
@@ -72,14 +77,16 @@ class Shape:
 
     @property
     def options(self) -> list[str]:
-        return ["--streams", str(self.streams)] + ["--websocket"] * self.websocket + ["--repeat"] * self.repeat
+        batch = self.streams if self.at_once else BATCH
+        flags = ["--websocket"] * self.websocket + ["--repeat"] * self.repeat
+        return [*flags, "--batch", str(batch), "--patience", str(PATIENCE_S)]
 
 
 LOADS = {
     "paced_500": Shape(streams=500, tokens_per_s=50),
     "paced_1000": Shape(streams=1000, tokens_per_s=50),
     "flood_16": Shape(streams=16, tokens_per_s=inf),
-    "flood_1000": Shape(streams=1000, tokens_per_s=inf),
+    "flood_1000": Shape(streams=1000, tokens_per_s=inf, at_once=True),
     "idle_5000": Shape(streams=5000, tokens_per_s=0),
     "websocket_300": Shape(streams=300, tokens_per_s=50, websocket=True),
     "ttft": Shape(streams=1, tokens_per_s=inf, max_tokens=4, repeat=True),
@@ -119,12 +126,14 @@ GOALS = (
 def measure(name: str, shape: Shape, seconds: float) -> Figures:
     """One contestant under one load, in a process that has only answered once before."""
     with running(name, shape.tokens_per_s, shape.streams, core=SERVER_CORE) as server:
-        with load(server.port, shape.path, shape.body, *shape.options[2:], "--warm", "0", "--seconds", "0.3") as client:
+        with load(server.port, shape.path, shape.body, *shape.options, "--warm", "0", "--seconds", "0") as client:
             client.phase("open")
         time.sleep(0.3)  # it has seen the client leave
-        empty = server.memory
-        with load(server.port, shape.path, shape.body, *shape.options, "--seconds", str(seconds)) as client:
+        empty, opening_cpu = server.memory, server.cpu_s
+        options = [*shape.options, "--streams", str(shape.streams), "--seconds", str(seconds)]
+        with load(server.port, shape.path, shape.body, *options) as client:
             said = client.phase("open")
+            opening_cpu = server.cpu_s - opening_cpu
             client.phase("measuring")
             cpu = server.cpu_s
             said |= client.phase("measured")
@@ -134,6 +143,7 @@ def measure(name: str, shape: Shape, seconds: float) -> Figures:
     if not shape.tokens_per_s:
         figures["kib_each"] = (full.pss - empty.pss) / said["opened"]
         figures["rss_kib_each"] = (full.rss - empty.rss) / said["opened"]
+        figures["cpu_us_per_opening"] = opening_cpu / said["opened"] * 1e6
     return figures
 
 
