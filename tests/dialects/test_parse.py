@@ -228,6 +228,18 @@ def test_schemas_nested_beyond_reason_are_refused():
         openai_chat.parse(body + b'"parameters":' + deep + b"}}]}")
 
 
+def test_a_schema_that_arguments_are_held_to_is_not_nested_beyond_reason():
+    deep: dict[str, object] = {"a": 1}
+    for _ in range(70):
+        deep = {"a": deep}
+    tool = {"type": "function", "function": {"name": "g", "parameters": deep}}
+    assert chat(tools=[TOOL, tool]).prompts[0].tools.functions[1] == tool
+    for choice in ("required", {"type": "function", "function": {"name": "g"}}):
+        with pytest.raises(InvalidRequest, match="levels deep") as caught:
+            chat(tools=[TOOL, tool], tool_choice=choice)
+        assert caught.value.param == "tools[1].function.parameters"
+
+
 def test_prompts():
     assert completions(prompt=["a", "b"]).prompts == (TextPrompt(text="a"), TextPrompt(text="b"))
     assert completions(prompt=[1, 0, 3]).prompts == (TokenPrompt(tokens=(1, 0, 3)),)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -207,6 +208,56 @@ def test_what_cannot_be_done_is_refused(client: openai.OpenAI, changes: dict[str
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**asking(**changes))
     assert caught.value.param == param
+
+
+REAL = """
+[models.smollm2]
+engine = "llamacpp"
+slots = 1
+context_length = 1024
+
+[models.smollm2.chat]
+tool_calls = "hermes"
+template = '''
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if tools %}{{ tools | tojson }}
+{% endif %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}'''
+"""
+
+
+@pytest.mark.model
+def test_a_real_model_makes_the_call_that_it_must_make(tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Paris"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    weather = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    other = {"type": "function", "function": {"name": "now"}}
+    asked: dict[str, Any] = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "tools": [other, weather],
+        "max_tokens": 100,
+    }
+    with (
+        serving(tmp_path, REAL) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="-", max_retries=0, timeout=60.0) as client,
+    ):
+        for choice in ({"type": "function", "function": {"name": "weather"}}, "required"):
+            [heard], _ = streamed(client, **asked, tool_choice=choice)
+            assert heard.reasons == ["tool_calls"] and heard.content == ""
+            [call] = heard.calls
+            arguments = json.loads(call["arguments"])
+            if choice != "required":
+                assert call["name"] == "weather"
+            if call["name"] == "weather":
+                assert arguments["city"] in ("Oslo", "Paris") and 1 <= arguments["days"] <= 9
 
 
 def test_a_reader_that_comes_back_in_the_middle_of_a_call_gets_the_same_bytes(server: Server) -> None:

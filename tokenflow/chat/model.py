@@ -11,6 +11,7 @@ from datetime import datetime
 
 from tokenflow.chat import harmony
 from tokenflow.chat.calls import CALLS, taught_by
+from tokenflow.chat.forced import forced_format, is_forced
 from tokenflow.chat.marking import Segment
 from tokenflow.chat.reader import MessageReader
 from tokenflow.chat.reasoning import THINK
@@ -115,6 +116,9 @@ class ChatModel:
             seed: the sequence's own.
         """
         tools = offered(prompt.tools)
+        if is_forced(tools):
+            chars = None if self._calls is None else self._calls.id_chars
+            return MessageReader(calls=forced_format(chars), tools=tools, seed=seed)
         if self._is_harmony:
             return MessageReader(tools=tools, is_harmony=True, seed=seed)
         if self._think is None and tools is None:

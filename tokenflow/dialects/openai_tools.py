@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from tokenflow.core.types import Tools
 from tokenflow.dialects.fields import Fields, as_object, as_text, missing, shown, unsupported, wrong_type
+from tokenflow.dialects.structured import check_depth
 from tokenflow.errors import InvalidRequest
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
@@ -34,7 +35,12 @@ def parse_tools(fields: Fields) -> Tools | None:
         if name in names[:i]:
             raise InvalidRequest(f"There are two tools named {shown(name)}.", param=f"tools[{i}].function.name")
     tools = Tools(functions=functions, parallel=parallel is not False) if functions else None
-    return _chosen(fields, tools, names)
+    chosen = _chosen(fields, tools, names)
+    if chosen is not None and chosen.choice in ("required", "named"):  # its arguments are held to their schema
+        for tool in chosen.functions:
+            i = names.index(tool["function"]["name"])
+            check_depth(tool["function"].get("parameters"), f"tools[{i}].function.parameters")
+    return chosen
 
 
 def _refuse_functions(fields: Fields) -> None:

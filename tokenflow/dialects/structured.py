@@ -35,7 +35,7 @@ def schema_grammar(schema: object, param: str) -> Grammar:
     """A JSON schema, as a JSON value, to the grammar of what it describes."""
     if not isinstance(schema, Mapping):
         raise wrong_type(param, "a JSON schema: an object", schema)
-    _check_depth(schema, param)
+    check_depth(schema, param)
     return Grammar(kind="json_schema", source=json.dumps(schema), param=param)
 
 
@@ -119,7 +119,7 @@ _READERS: dict[str, Callable[[object, str], Grammar]] = {
 _LLAMA_SERVER = {"json": "json_schema", "grammar": "grammar"}
 
 
-def _check_depth(schema: object, param: str) -> None:
+def check_depth(schema: object, param: str) -> None:
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
         inner = [value for value in level if isinstance(value, Mapping | list)]

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
 from tokenflow.api import Engine, EngineInfo, Sampling, SequenceRequest, StructuredEngine
+from tokenflow.chat.forced import call_grammar, is_forced
 from tokenflow.chat.marking import Segment
 from tokenflow.chat.model import ChatModel
 from tokenflow.chat.reader import MessageReader
@@ -84,6 +85,7 @@ class Planner:
         Raises:
             InvalidRequest: with the field's name in `param`.
         """
+        request = _with_forced_call(request)
         self._check_limits(request)
         self._check_capabilities(request)
         self._check_vocabulary(request)
@@ -96,8 +98,7 @@ class Planner:
             max_tokens = self._max_tokens(len(tokens), request, isinstance(prompt, ChatPrompt))
             for j in range(request.n):
                 index = len(sequences)
-                reader = None if request.grammar is not None else self._reader(prompt, segments, f"{id}:{index}")
-                readers.append(reader)
+                readers.append(reader := self._reader(request, prompt, segments, f"{id}:{index}"))
                 sequences.append(
                     SequenceRequest(
                         prompt=tokens,
@@ -143,9 +144,13 @@ class Planner:
                 now = datetime.now(UTC).astimezone()
                 return self._chat.render(prompt, now=now, add_generation_prompt=opening)
 
-    def _reader(self, prompt: Prompt, segments: list[Segment], seed: str) -> MessageReader | None:
+    def _reader(
+        self, request: GenerationRequest, prompt: Prompt, segments: list[Segment], seed: str
+    ) -> MessageReader | None:
         if not isinstance(prompt, ChatPrompt) or self._chat is None:
             return None
+        if request.grammar is not None and not is_forced(prompt.tools):
+            return None  # held to a form from its first token: it can neither reason nor call
         return self._chat.reader(prompt, segments, seed)
 
     def _check_limits(self, request: GenerationRequest) -> None:
@@ -171,7 +176,6 @@ class Planner:
         asked += ["logprobs"] if request.logprobs is not None else []
         asked += ["ignore_eos"] if request.ignore_eos else []
         asked += ["stop"] if request.stop else []
-        asked += ["tool_choice"] if any(map(_forced, request.prompts)) else []
         param = dict(_PARAM)
         if request.grammar is not None:
             asked.append("grammar")
@@ -239,9 +243,12 @@ async def _tokenized(segments: list[Segment], engine: Engine) -> tuple[int, ...]
     return tuple(tokens)
 
 
-def _forced(prompt: Prompt) -> bool:
-    """It asks for a call, and not only for one if the model so pleases."""
-    return isinstance(prompt, ChatPrompt) and prompt.tools is not None and prompt.tools.choice in ("required", "named")
+def _with_forced_call(request: GenerationRequest) -> GenerationRequest:
+    """A call that must be made is what the whole text is: whatever else was asked of its form is asked of content."""
+    for prompt in request.prompts:
+        if isinstance(prompt, ChatPrompt) and prompt.tools is not None and is_forced(prompt.tools):
+            return replace(request, grammar=call_grammar(prompt.tools))
+    return request
 
 
 def _known(token: int, size: int, param: str) -> None:
