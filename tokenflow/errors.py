@@ -76,6 +76,22 @@ class Unauthorized(TokenflowError):
     status_hint = 401
 
 
+class Forbidden(TokenflowError):
+    """Not for whoever asks, with any key."""
+
+    code = "forbidden"
+    type = "permission_error"
+    status_hint = 403
+
+
+class Misdirected(TokenflowError):
+    """The request is for another server's name. Use one of this server's."""
+
+    code = "host_not_allowed"
+    type = "invalid_request_error"
+    status_hint = 421
+
+
 class NotFound(TokenflowError):
     """No such model, stream or route."""
 

@@ -113,6 +113,16 @@ WRONG = {
         "conf/x.toml:3: auth.keys[0].sha256: expected 64 hex digits, got 7 characters; "
         'make them with: printf %s "$KEY" | sha256sum',
     ),
+    "host with a port": (
+        '[http]\nhosts = ["models.example.org:443"]',
+        'conf/x.toml:2: http.hosts[0]: expected a host\'s name, got "models.example.org:443"; '
+        "write it without scheme, port and path: models.example.org",
+    ),
+    "origin with a path": (
+        '[http]\ncors_origins = ["*", "https://chat.example.org/"]',
+        'conf/x.toml:2: http.cors_origins[1]: expected an origin, got "https://chat.example.org/"; '
+        "write it as browsers do, without a path: https://chat.example.org",
+    ),
     "name with a dash": (
         '[server]\nname = "a-b"',
         'conf/x.toml:2: server.name: expected letters, digits and _ only, got "a-b"; write a text like "tf"',

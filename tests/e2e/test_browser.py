@@ -1,4 +1,5 @@
-"""A real browser's bare `EventSource`: cut three times, it shows the whole text once, and stops by itself.
+"""A real browser. Its bare `EventSource`, cut three times, shows the whole text once, and stops by itself; and pages of
+another origin read what the configuration lets them, and nothing else.
 
 The page and the stream have one origin: a small server in the test gives the page, and hands the connections that ask
 for `/stream` on, through a proxy that cuts, to tokenflow or to a proxy before it. Nothing in the page helps the
@@ -14,6 +15,7 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from hashlib import sha256
 from os import killpg
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import trio
 from tokenflow_synthetic import generate
 
 from tests.cutproxy import Cut, cutting
+from tests.e2e.conftest import serving
 from tests.e2e.proxies import KINDS, REPLICA, Replicas, binary, fronted, replicas
 from tests.e2e.wire import ask
 
@@ -46,6 +49,34 @@ source.onerror = () => {
 };
 </script>
 """
+ELSEWHERE = """<!doctype html>
+<meta charset="utf-8">
+<link rel="icon" href="data:,">
+<script>
+const asked = {"model": "m", "stream": true, "max_tokens": 60, "prompt": "hello"};
+const ask = async (target, key, body) => {
+  const headers = {Authorization: `Bearer ${key}`, "Content-Type": "application/json", "Idempotency-Key": "a"};
+  try {
+    const asking = body ? {method: "POST", headers, body: JSON.stringify(body)} : {headers};
+    const answer = await fetch(SERVER + target, asking);
+    return {status: answer.status, id: answer.headers.get("X-Request-Id"), text: await answer.text()};
+  } catch (error) {
+    return {failed: error.name};
+  }
+};
+const socket = () => new Promise((resolve) => {
+  const opened = new WebSocket(SERVER.replace("http", "ws") + "/v1/ws");
+  opened.onmessage = (event) => resolve({frame: event.data});
+  opened.onclose = (event) => resolve({code: event.code});
+  opened.onopen = () => opened.send('{"type":"ping"}');
+});
+(async () => {
+  const seen = [await ask("/v1/completions", "right", asked), await ask("/v1/models", "wrong"), await socket()];
+  fetch("/report", {method: "POST", body: JSON.stringify(seen)});
+})();
+</script>
+"""
+"""Asks a server that is not its own, at `SERVER`."""
 RETRY = b"c\r\nretry: 50\n\n\r\n"
 """A chunk of its own."""
 ALONE = [
@@ -60,7 +91,7 @@ ALONE = [
     "--disable-default-apps",
     "--disable-extensions",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--host-resolver-rules=MAP rebound.test 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 """The page and nothing else."""
 
@@ -68,8 +99,9 @@ ALONE = [
 class Site:
     """The page's server: one request a connection."""
 
-    def __init__(self, stream_port: int) -> None:
+    def __init__(self, stream_port: int, page: str) -> None:
         self._stream_port = stream_port
+        self.page = page
         self.statuses: list[int] = []
         """Of each answer to `/stream`, as the browser saw it."""
         self._report, self._reports = trio.open_memory_channel[Any](1)
@@ -83,19 +115,19 @@ class Site:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             async with browser:
                 head, rest = await _head(browser)
-                if head.startswith(b"GET /stream?"):
-                    await self._hand_on(head, browser)
+                if re.match(rb"\w+ /(stream\?|v1/)", head):
+                    await self._hand_on(head, await _body(browser, head, rest), browser)
                 elif head.startswith(b"POST /report "):
                     self._report.send_nowait(json.loads(await _body(browser, head, rest)))
                     await browser.send_all(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
                 elif head:
-                    fields = f"Content-Type: text/html\r\nContent-Length: {len(PAGE)}\r\nConnection: close"
-                    await browser.send_all(f"HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{PAGE}".encode())
+                    fields = f"Content-Type: text/html\r\nContent-Length: {len(self.page)}\r\nConnection: close"
+                    await browser.send_all(f"HTTP/1.1 200 OK\r\n{fields}\r\n\r\n{self.page}".encode())
 
-    async def _hand_on(self, head: bytes, browser: trio.SocketStream) -> None:
+    async def _hand_on(self, head: bytes, body: bytes, browser: trio.SocketStream) -> None:
         once = re.sub(rb"(?i)\r\nConnection: keep-alive", b"\r\nConnection: close", head)
         async with await trio.open_tcp_stream("127.0.0.1", self._stream_port) as server:
-            await server.send_all(once)
+            await server.send_all(once + body)
             answer, rest = await _head(server)
             self.statuses.append(int(answer.split(b" ", 2)[1]))
             chunked = b"transfer-encoding: chunked" in answer.lower()
@@ -118,19 +150,18 @@ async def _head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
 
 async def _body(stream: trio.SocketStream, head: bytes, rest: bytes) -> bytes:
     found = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
-    assert found, head
-    while len(rest) < int(found[1]):
+    while len(rest) < (int(found[1]) if found else 0):
         rest += await stream.receive_some()
     return rest
 
 
 @asynccontextmanager
-async def site(stream_port: int) -> AsyncIterator[tuple[Site, int]]:
+async def site(stream_port: int = 0, page: str = PAGE) -> AsyncIterator[tuple[Site, int]]:
     async with trio.open_nursery() as nursery:
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        page = Site(stream_port)
-        nursery.start_soon(trio.serve_listeners, page.serve, [listener])
-        yield page, listener.socket.getsockname()[1]
+        pages = Site(stream_port, page)
+        nursery.start_soon(trio.serve_listeners, pages.serve, [listener])
+        yield pages, listener.socket.getsockname()[1]
         nursery.cancel_scope.cancel()
 
 
@@ -183,6 +214,57 @@ async def test_a_browser_that_is_cut_three_times(through: str, servers: Replicas
     assert page.statuses == [200, 200, 200, 200, 204], "the last of which stopped it"
     assert ended[:3] == ["fin", "rst", "fin"] and len(ended) == 5
     assert await generated(servers) - before == TOKENS, "nothing was generated twice"
+
+
+WITH_KEY = f'''
+[[auth.keys]]
+name = "page"
+sha256 = "{sha256(b"right").hexdigest()}"
+'''
+SERVER_OF_OTHERS = """
+[http]
+cors_origins = ["{origin}"]
+
+[models.m]
+engine = "synthetic"
+"""
+
+
+async def as_seen_from_elsewhere(folder: Path, config: str, *, allowed: bool) -> Any:
+    """What a page of another origin, which the server lets read or not, gets for its requests."""
+    binary("chromium")
+    async with site() as (page, page_port):
+        origin = f"http://127.0.0.1:{page_port if allowed else 1}"
+        with serving(folder / "server", SERVER_OF_OTHERS.format(origin=origin) + config) as server:
+            page.page = ELSEWHERE.replace("SERVER", json.dumps(server.url))
+            async with browsing(f"http://127.0.0.1:{page_port}/", folder):
+                return await page.report()
+
+
+async def test_a_page_of_another_origin_reads_what_it_is_allowed_to(tmp_path: Path) -> None:
+    stream, refused, _ = await as_seen_from_elsewhere(tmp_path, WITH_KEY, allowed=True)
+    assert stream["status"] == 200 and stream["text"].endswith("data: [DONE]\n\n")
+    assert stream["id"].startswith("tf-"), "the header can be read"
+    assert refused["status"] == 401 and json.loads(refused["text"])["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_page_that_is_not_allowed_reads_nothing(tmp_path: Path) -> None:
+    stream, refused, _ = await as_seen_from_elsewhere(tmp_path, WITH_KEY, allowed=False)
+    assert stream == refused == {"failed": "TypeError"}
+
+
+async def test_without_keys_a_name_that_was_made_to_point_here_opens_nothing(tmp_path: Path) -> None:
+    """DNS rebinding: to the browser the server is the page's own, so nothing but the server stands between them."""
+    binary("chromium")
+    with serving(tmp_path / "server", REPLICA.replace("{name}", "a")) as server:
+        async with (
+            site(server.port, ELSEWHERE.replace("SERVER", "location.origin")) as (page, page_port),
+            browsing(f"http://rebound.test:{page_port}/", tmp_path),
+        ):
+            *answers, socket = await page.report()
+        assert (await ask(server.port, "GET", "/_debug/generated")).json["total"] == 0
+    assert [answer["status"] for answer in answers] == [421, 421]
+    assert socket.get("code") == 1008 or "host_not_allowed" in socket["frame"]
 
 
 def number(event: tuple[str, str]) -> tuple[str, int]:

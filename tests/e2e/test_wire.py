@@ -348,7 +348,8 @@ async def test_requests_sent_ahead_are_answered_in_order(port: int) -> None:
             data = json.dumps(completion(f"request {i}", max_tokens=5, stream=True)).encode()
             close = b"Connection: close\r\n" if i == 2 else b""
             await wire.stream.send_all(
-                b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d\r\n\r\n" % (close, len(data)) + data
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n" % (close, len(data))
+                + data
             )
         answers = (await wire.closed()).decode()
     said = re.findall(r'"text":"( ?[^"]*)"', answers)
@@ -380,7 +381,9 @@ async def test_head_is_get_without_the_body(port: int) -> None:
     for target in ("/v1/models", "/health/ready", "/nowhere"):
         full = await ask(port, "GET", target)
         async with connect(port) as wire:
-            await wire.stream.send_all(b"HEAD %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" % target.encode())
+            await wire.stream.send_all(
+                b"HEAD %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % target.encode()
+            )
             answer = await wire.closed()
         head, _, rest = answer.partition(b"\r\n\r\n")
         assert rest == b""

@@ -39,7 +39,7 @@ class Client:
         self._text = ""
 
     async def shake_hands(self) -> AcceptConnection:
-        request = Request(host="x", target="/v1/ws", subprotocols=self._offered)
+        request = Request(host="localhost", target="/v1/ws", subprotocols=self._offered)
         await self.stream.send_all(self.ws.send(request))
         event = await self.event()
         assert isinstance(event, AcceptConnection), event

@@ -4,6 +4,7 @@ from tokenflow.config.load import Catalogue, Loaded, load
 from tokenflow.config.model import (
     AuthConfig,
     Config,
+    HttpConfig,
     KeyConfig,
     LimitsConfig,
     ModelConfig,
@@ -23,6 +24,7 @@ __all__ = [
     "Catalogue",
     "Config",
     "Flag",
+    "HttpConfig",
     "KeyConfig",
     "LimitsConfig",
     "Loaded",

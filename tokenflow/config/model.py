@@ -13,11 +13,13 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import StringConstraints
 
-from tokenflow.config.words import NAME_PATTERN, SHA256_PATTERN
+from tokenflow.config.words import HOST_PATTERN, NAME_PATTERN, ORIGIN_PATTERN, SHA256_PATTERN
 
 Seconds = Annotated[float, Gt(0)]
 Count = Annotated[int, Ge(1)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Host = Annotated[str, StringConstraints(pattern=HOST_PATTERN)]
+Origin = Annotated[str, StringConstraints(pattern=ORIGIN_PATTERN)]
 Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]
 
 
@@ -57,6 +59,16 @@ class AuthConfig:
 
     keys: tuple[KeyConfig, ...] = ()
     """Keys that are let in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """`[http]`: which web pages may use it."""
+
+    hosts: tuple[Host, ...] = ()
+    """Without keys: names, beside this machine's own, that a proxy serves it by. A request for another is a 421."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Origins of pages that may read its answers (CORS), like `https://chat.example.org`; `*`: any. Empty: off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +216,7 @@ class Config:
 
     server: ServerConfig = field(default_factory=ServerConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from tokenflow.config.keys import KeyPath, got, is_secret, toml
 
+HOST_PATTERN = r"^[A-Za-z0-9.-]+$"
+ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#@\s]+)$"
 NAME_PATTERN = r"^[A-Za-z0-9_]+$"
 SHA256_PATTERN = r"^[0-9A-Fa-f]{64}$"
 
@@ -127,6 +129,10 @@ def _pattern(fault: Fault) -> Words:
         return Words("64 hex digits", 'make them with: printf %s "$KEY" | sha256sum')
     if pattern == NAME_PATTERN:
         return Words("letters, digits and _ only", _example(fault, "leave out the rest"))
+    if pattern == HOST_PATTERN:
+        return Words("a host's name", "write it without scheme, port and path: models.example.org")
+    if pattern == ORIGIN_PATTERN:
+        return Words("an origin", "write it as browsers do, without a path: https://chat.example.org")
     return Words(f"a text that matches {pattern}", _example(fault, "change it"))
 
 

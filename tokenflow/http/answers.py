@@ -20,9 +20,9 @@ def answer(body: Any, *, status: int = 200, headers: dict[str, str] | None = Non
     return response
 
 
-def nothing() -> Response:
+def nothing(headers: dict[str, str] | None = None) -> Response:
     """204: no body, and so neither a type nor a length of one (RFC 9110, 8.6)."""
-    response = Response(b"", status=204)
+    response = Response(b"", status=204, headers=headers)
     del response.headers["Content-Type"]
     response.headers.pop("Content-Length", None)
     return response

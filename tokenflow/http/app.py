@@ -9,9 +9,10 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, UnsupportedMediaType
 
 from tokenflow.errors import TokenflowError
-from tokenflow.http.answers import http_refusal, refusal
-from tokenflow.http.auth import authenticate
+from tokenflow.http.answers import http_refusal, nothing, refusal
+from tokenflow.http.auth import OPEN, authenticate
 from tokenflow.http.connection import Connection
+from tokenflow.http.pages import Pages
 from tokenflow.http.routes import debug, generation, models, probes, streams, tokens, ws
 from tokenflow.http.websocket import WebsocketConnection
 from tokenflow.service.service import Service
@@ -31,10 +32,23 @@ def create_app(service: Service) -> QuartTrio:
         RESPONSE_TIMEOUT=None,  # a stream may last: the service has deadlines of its own
     )
 
-    async def who() -> None:
+    pages = Pages(service.config.http, open_to_all=not service.config.auth.keys)
+
+    async def who() -> Response | None:
+        if request.path not in OPEN:
+            pages.check(request.headers)
+        if request.method == "OPTIONS" and request.url_rule is not None:
+            methods = ", ".join(sorted(request.url_rule.methods or ()))
+            return nothing({"Allow": methods} | pages.preflight(request.headers, methods))
         authenticate(request, service.config.auth)
+        return None
+
+    async def tell_browsers(response: Response) -> Response:
+        response.headers.update(pages.cors(request.headers))
+        return response
 
     app.before_request(who)
+    app.after_request(tell_browsers)
     app.before_request(_refuse_codings)
     app.register_error_handler(TokenflowError, _refuse)
     app.register_error_handler(HTTPException, http_refusal)

@@ -3,16 +3,13 @@
 A browser cannot set headers on a WebSocket, so there the key may also come as OpenAI's clients send it: as an offered
 subprotocol, `openai-insecure-api-key.` and the key (percent-encoded, where it has characters that no token has). Not in
 the URL: URLs are logged, by every proxy on the way.
-
-Without keys a WebSocket is let in from pages of this machine alone. To HTTP a browser applies the same-origin policy
-by itself, to WebSockets it does not: any page in the world could use the model of whoever looks at it.
 """
 
 from __future__ import annotations
 
 import hmac
 from hashlib import sha256
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from quart import Request, g
 from quart.wrappers import Websocket
@@ -23,7 +20,6 @@ from tokenflow.errors import Unauthorized
 OPEN = frozenset({"/health/live", "/health/ready"})
 NOBODY = "-"
 KEY_PROTOCOL = "openai-insecure-api-key."
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def authenticate(request: Request, auth: AuthConfig) -> None:
@@ -40,7 +36,6 @@ def authenticate(request: Request, auth: AuthConfig) -> None:
 def websocket_key(websocket: Websocket, auth: AuthConfig) -> str:
     """The name of the WebSocket's key. Unauthorized if it has none that is let in."""
     if not auth.keys:
-        _check_origin(websocket.headers.get("Origin"))
         return NOBODY
     scheme, _, key = websocket.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key:
@@ -60,13 +55,3 @@ def _name(key: str, auth: AuthConfig) -> str:
     if not names:
         raise Unauthorized("Incorrect API key provided.")
     return names[0]
-
-
-def _check_origin(origin: str | None) -> None:
-    """By the page's own name, never by its equality with `Host`: names can be made to point here (DNS rebinding)."""
-    try:
-        host = "localhost" if origin is None else urlsplit(origin).hostname
-    except ValueError:
-        host = None
-    if host not in LOOPBACK:
-        raise Unauthorized("Without API keys only pages of this machine are served.", code="origin_not_allowed")

@@ -37,8 +37,18 @@ from tokenflow.dialects.websocket import (
     refused,
     said_id,
 )
-from tokenflow.errors import InvalidRequest, NotFound, Overloaded, ResumeWindowLost, TokenflowError, Unauthorized
+from tokenflow.errors import (
+    Forbidden,
+    InvalidRequest,
+    Misdirected,
+    NotFound,
+    Overloaded,
+    ResumeWindowLost,
+    TokenflowError,
+    Unauthorized,
+)
 from tokenflow.http.auth import websocket_key
+from tokenflow.http.pages import Pages
 from tokenflow.http.transport import ClientDisconnected
 from tokenflow.http.websocket import SUBPROTOCOL, Socket
 from tokenflow.service.records import Ended, StreamEvent
@@ -56,6 +66,8 @@ BAD_KEY, FAULT, DRAINING = 1008, 1011, 1012
 
 
 def register(app: QuartTrio, service: Service) -> None:
+    pages = Pages(service.config.http, open_to_all=not service.config.auth.keys)
+
     @app.websocket(PATH)
     async def ws() -> None:
         client: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]  # werkzeug's proxies have it
@@ -63,8 +75,13 @@ def register(app: QuartTrio, service: Service) -> None:
         socket = Socket(client, service.config.stream.heartbeat_s, PING)
         try:
             try:
+                pages.check(client.headers)
                 key = websocket_key(client, service.config.auth)
-            except Unauthorized as exc:  # a browser sees no status of a refused handshake, but a close code
+            except (
+                Forbidden,
+                Misdirected,
+                Unauthorized,
+            ) as exc:  # a browser sees no status of a refused handshake, but a close code
                 await socket.send(refused(None, exc))
                 await socket.close(BAD_KEY, exc.code)
             else:
