@@ -40,6 +40,14 @@ WRONG = {
         "[server]\n\ndrain_s = true",
         "conf/x.toml:3: server.drain_s: expected a number, got true; write a number like 20.0",
     ),
+    "certificate without key": (
+        '[server]\ntls_certificate = "a.pem"',
+        'conf/x.toml:2: server.tls_certificate: "a.pem" is of no use alone; add tls_key',
+    ),
+    "key without certificate": (
+        '[server]\ntls_key = "a.pem"',
+        'conf/x.toml:2: server.tls_key: "a.pem" is of no use alone; add tls_certificate',
+    ),
     "infinite": (
         "[stream]\nstall_s = inf",
         "conf/x.toml:2: stream.stall_s: expected a finite number, got inf; write a number like 30.0",

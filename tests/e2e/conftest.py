@@ -71,7 +71,7 @@ def serving(folder: Path, config: str, *arguments: str) -> Iterator[Server]:
 def _url(process: subprocess.Popen[str], folder: Path) -> str:
     assert process.stdout is not None
     for line in process.stdout:
-        if found := re.search(r"http://[\w.:\[\]]+:\d+", line):
+        if found := re.search(r"https?://[\w.:\[\]]+:\d+", line):
             return found[0].rstrip("/")
     raise AssertionError(f"the server ended before it answered:\n{(folder / 'log').read_text()}")
 

@@ -33,12 +33,32 @@ class ServerConfig:
     """Port to listen on; 0 takes a free one and prints it."""
     name: Name = "tf"
     """The replica's name, the first part of every stream id, so that a proxy can route by it: letters, digits, `_`."""
+    tls_certificate: str | None = None
+    """PEM file with the certificate and its chain; set, it serves HTTPS, HTTP/2 included. Needs `tls_key`."""
+    tls_key: str | None = None
+    """PEM file with the certificate's private key."""
     drain_s: Annotated[float, Ge(0)] = 20.0
     """On SIGTERM live streams may go on for this long."""
+    backlog: Count = 2048
+    """Connections that the kernel keeps until they are accepted."""
+    max_connections: Count = 4096
+    """Open at once; one more is a 503."""
+    max_connections_per_address: Count | None = None
+    """Of these, from one address, beyond which one more is a 429; unset: all. A proxy in front is one address."""
+    header_timeout_s: Seconds = 20.0
+    """A request's head that has not arrived by then is a 408."""
+    max_header_bytes: Count = 16_384
+    """Longer headers are a 431."""
+    max_headers: Count = 100
+    """More of them are a 431."""
     max_body_bytes: Count = 4_194_304
     """A larger request body is a 413."""
     body_timeout_s: Seconds = 30.0
     """A body that has not arrived by then is a 408."""
+    max_pipelined_bytes: Count = 65_536
+    """Sent ahead of the answer to the request before; with more the connection is cut."""
+    max_streams_per_connection: Count = 100
+    """HTTP/2 requests at once on one connection; one more is refused, to be sent again."""
     debug: bool = False
     """Opens `/_debug/generated`, which counts the tokens that engines really made: for lessons and tests."""
 

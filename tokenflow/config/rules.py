@@ -41,6 +41,15 @@ def _open_needs_keys(sections: Sections) -> Iterator[Finding]:
         )
 
 
+def _tls_is_whole(sections: Sections) -> Iterator[Finding]:
+    server = sections.get("server")
+    if not isinstance(server, ServerConfig):
+        return
+    for given, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
+        if getattr(server, given) is not None and getattr(server, other) is None:
+            yield ("server", given), f"{toml(getattr(server, given))} is of no use alone; add {other}"
+
+
 def _keys_differ(sections: Sections) -> Iterator[Finding]:
     auth = sections.get("auth")
     seen: dict[str, int] = {}
@@ -70,6 +79,7 @@ def _defaults_within_their_max(sections: Sections) -> Iterator[Finding]:
 
 _RULES: tuple[Callable[[Sections], Iterator[Finding]], ...] = (
     _open_needs_keys,
+    _tls_is_whole,
     _keys_differ,
     _defaults_within_their_max,
 )

@@ -7,7 +7,8 @@ Times are seconds; `at` is Unix time, everything else a duration on the server's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 EndReason = Literal["stop", "length", "tool_calls", "cancelled", "disconnected", "error"]
@@ -129,3 +130,7 @@ class Gauges:
     """Records dropped, since the start, to make room in that memory."""
     kept_streams: int = 0
     """Streams that have ended and can be replayed."""
+    connections: int = 0
+    """Open now."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Connections and requests that were refused before any handler saw them, by reason, since the start."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from quart import Response, g, request
 from quart_trio import QuartTrio
@@ -14,14 +15,23 @@ from tokenflow.http.auth import OPEN, authenticate
 from tokenflow.http.connection import Connection
 from tokenflow.http.pages import Pages
 from tokenflow.http.routes import debug, generation, models, probes, streams, tokens, ws
+from tokenflow.http.transport import Traffic
 from tokenflow.http.websocket import WebsocketConnection
 from tokenflow.service.service import Service
 
 log = logging.getLogger("tokenflow.http")
 
+BODY_REASONS = {413: "body", 408: "body_timeout"}
+"""What the transport's count calls them."""
 
-def create_app(service: Service) -> QuartTrio:
-    """Build the application around a service, which is open by the time of the first request."""
+
+def create_app(service: Service, traffic: Traffic | None = None) -> QuartTrio:
+    """Build the application around a service, which is open by the time of the first request.
+
+    Args:
+        traffic: what the transport counts, for the page of metrics.
+    """
+    traffic = traffic or Traffic()
     app = QuartTrio("tokenflow", static_folder=None)
     app.url_map.merge_slashes = False  # a redirect would be a page of HTML
     app.asgi_http_class, app.asgi_websocket_class = Connection, WebsocketConnection
@@ -51,10 +61,11 @@ def create_app(service: Service) -> QuartTrio:
     app.after_request(tell_browsers)
     app.before_request(_refuse_codings)
     app.register_error_handler(TokenflowError, _refuse)
-    app.register_error_handler(HTTPException, http_refusal)
+    app.register_error_handler(HTTPException, partial(_refuse_http, traffic))
     app.register_error_handler(Exception, _fault)
-    for routes in (generation, streams, models, tokens, probes, debug, ws):
+    for routes in (generation, streams, models, tokens, debug, ws):
         routes.register(app, service)
+    probes.register(app, service, traffic)
     return app
 
 
@@ -63,6 +74,12 @@ def _refuse(error: TokenflowError) -> Response:
     log.info("%s %s %s: %d %s", request.method, request.path, g.get("key", "-"), response.status_code, error.code)
     error.__traceback__ = None  # a stream's error is kept with its log: not the frames of this request too
     return response
+
+
+def _refuse_http(traffic: Traffic, error: HTTPException) -> Response:
+    if error.code in BODY_REASONS:
+        traffic.refused[BODY_REASONS[error.code]] += 1
+    return http_refusal(error)
 
 
 async def _refuse_codings() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -18,12 +19,12 @@ from contextlib import closing
 import trio
 from hypercorn.config import Config as HypercornConfig
 
-from tokenflow.config.model import Config
+from tokenflow.config.model import Config, ServerConfig
 from tokenflow.engines.host import EngineHost
 from tokenflow.engines.registry import Registry
 from tokenflow.errors import StartupError
 from tokenflow.http.app import create_app
-from tokenflow.http.transport.serve import bind, serve
+from tokenflow.http.transport import Limits, Traffic, bind, serve
 from tokenflow.service.feeds import Feeds
 from tokenflow.service.nested import alongside
 from tokenflow.service.service import Service
@@ -37,6 +38,9 @@ ENDS_WITHIN_S = 1.75
 KEEP_ALIVE_S = 75.0
 """Idle connections live longer than the 60 s for which proxies and pooled clients keep theirs (RFC 9112, 9.5)."""
 
+OTHER_FILES = 256
+"""Open files beside connections: models, sinks, libraries."""
+
 MAX_FRAME_BYTES = 1_048_576
 """Of a WebSocket message from a client; a larger one is a close with 1009."""
 
@@ -48,8 +52,10 @@ async def run(config: Config, registry: Registry, *, on_ready: Callable[[str], N
         on_ready: called with the server's URL once it answers.
 
     Raises:
-        StartupError: the port, a sink or an engine could not be had.
+        StartupError: the port, the certificate, a sink or an engine could not be had.
     """
+    _check_tls(config)
+    _allow_files(config.server.max_connections)
     listener = _bind(config)
     service = create_service(config, registry)
     last_resort = _LastResort(config.server.drain_s)
@@ -75,17 +81,20 @@ def create_service(config: Config, registry: Registry) -> Service:
 
 async def _serve(service: Service, listener: socket.socket, stop: trio.Event, on_ready: Callable[[str], None]) -> None:
     settings = service.config.server
+    traffic = Traffic()
     async with trio.open_nursery() as nursery:
 
         async def start(task_status: trio.TaskStatus[list[str]]) -> None:
             await serve(
-                create_app(service),
+                create_app(service, traffic),
                 hypercorn_config(service.config),
                 listeners=[listener],
                 shutdown_trigger=stop.wait,
                 drain=service.drain,
                 drain_s=settings.drain_s + LAST_WORDS_S,
                 stall_s=service.config.stream.stall_s,
+                limits=_limits(settings),
+                traffic=traffic,
                 task_status=task_status,
             )
             nursery.cancel_scope.cancel()
@@ -137,13 +146,45 @@ def _leave_behind() -> None:
 def _bind(config: Config) -> socket.socket:
     host, port = config.server.host, config.server.port
     try:
-        return bind(host, port, stall_s=config.stream.stall_s)
+        return bind(host, port, backlog=config.server.backlog, stall_s=config.stream.stall_s)
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             raise StartupError(
                 f"{host}:{port} is in use. Stop what listens there, or choose another port with --port."
             ) from exc
         raise StartupError(f"Cannot listen on {host}:{port}: {exc.strerror or exc}.") from exc
+
+
+def _limits(settings: ServerConfig) -> Limits:
+    return Limits(
+        max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
+        header_timeout_s=settings.header_timeout_s,
+        max_header_bytes=settings.max_header_bytes,
+        max_headers=settings.max_headers,
+        max_pipelined_bytes=settings.max_pipelined_bytes,
+        max_streams=settings.max_streams_per_connection,
+    )
+
+
+def _allow_files(connections: int) -> None:
+    """A connection is an open file, and the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    if hard < wanted:
+        log.warning("this process may open %d files: too few for server.max_connections, %d", hard, connections)
+
+
+def _check_tls(config: Config) -> None:
+    try:
+        hypercorn_config(config).create_ssl_context()
+    except OSError as exc:  # ssl.SSLError is one
+        raise StartupError(
+            f"The certificate {config.server.tls_certificate!r} with the key {config.server.tls_key!r} is of no use: "
+            f"{exc.strerror or exc}. Both are PEM files, and the key is the certificate's."
+        ) from exc
 
 
 def hypercorn_config(config: Config) -> HypercornConfig:
@@ -154,5 +195,6 @@ def hypercorn_config(config: Config) -> HypercornConfig:
     hypercorn.accesslog = None
     hypercorn.errorlog = logging.getLogger("tokenflow.http")
     hypercorn.websocket_max_message_size = MAX_FRAME_BYTES
+    hypercorn.certfile, hypercorn.keyfile = config.server.tls_certificate, config.server.tls_key
     hypercorn.websocket_ping_interval = config.stream.heartbeat_s
     return hypercorn

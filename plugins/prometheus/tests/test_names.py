@@ -28,8 +28,11 @@ def page() -> str:
     return PrometheusSink().expose(Gauges(models=(MODEL,), sink_events_dropped=0)).body.decode()
 
 
-COUNTED = "(tokens(_evicted|_after_leaving)?|streams_(admitted|ended)|cancellations|dropped|records_evicted)"
-UNITS = r"(seconds|bytes|tokens_per_second|streams|sequences|slots|slots_used|ready|tokens_used|tokens_capacity|info)"
+COUNTED = "(tokens(_evicted|_after_leaving)?|streams_(admitted|ended)|cancellations|dropped|records_evicted|refusals)"
+UNITS = (
+    r"(seconds|bytes|connections|tokens_per_second|streams|sequences|slots|slots_used|ready|tokens_used|"
+    r"tokens_capacity|info)"
+)
 
 
 def test_every_metric_has_help_a_unit_and_a_name_by_the_conventions() -> None:
@@ -39,7 +42,7 @@ def test_every_metric_has_help_a_unit_and_a_name_by_the_conventions() -> None:
     helps = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.M))
     ours = {name: kind for name, kind in types.items() if not name.startswith("process_")}
     assert set(types) == set(helps)
-    assert len(ours) == 32
+    assert len(ours) == 34
     for name, kind in ours.items():
         assert re.fullmatch(r"tokenflow(_[a-z]+)+", name), name
         assert len(helps[name]) > 20, name

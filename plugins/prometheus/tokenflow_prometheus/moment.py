@@ -26,6 +26,7 @@ WHOLE = (
     ("replay_bytes", "replay_bytes", "Memory that all replay logs hold, Python's own overhead in."),
     ("replay_bytes_capacity", "replay_capacity_bytes", "Memory that they may hold; full, new streams are refused."),
     ("kept_streams", "kept_streams", "Streams that have ended and can be replayed."),
+    ("connections", "open_connections", "Connections that are open now."),
 )
 COUNTERS = (
     (
@@ -71,6 +72,14 @@ class Moment(Collector):
             "Records that left the replay logs to make room. Rising: raise replay.total_bytes, or lower retention_s.",
             value=float(self.now.replay_records_evicted),
         )
+        refusals = CounterMetricFamily(
+            "tokenflow_refusals_total",
+            "Connections and requests that were refused before any handler saw them, by the limit that they met.",
+            labels=("reason",),
+        )
+        for reason, count in self.now.refused.items():
+            refusals.add_metric((reason,), float(count))
+        yield refusals
         info = GaugeMetricFamily(
             "tokenflow_build_info", "Always 1; its labels say what runs here.", labels=("version", "python_version")
         )

@@ -142,7 +142,8 @@ async def serving(nursery: trio.Nursery, config: Config, app_of: Any) -> Any:
         address = listener.getsockname()
         if STOCK:
             config.graceful_timeout = options.pop("drain_s", 3)
-            options.pop("stall_s", None), options.pop("drain", None)
+            for ours in "stall_s", "drain", "limits", "traffic":
+                options.pop(ours, None)
             run = partial(worker_serve, wrap_app(app_of(handler), 2**16, "asgi"), config, **options)
             run = partial(run, sockets=Sockets([], [listener], []))
         else:
@@ -168,9 +169,10 @@ async def connect() -> Any:
         sock = trio.socket.socket()
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        clients.append(Client(trio.SocketStream(sock)))
+        client = Client(trio.SocketStream(sock))
+        clients.append(client)
         await sock.connect(address)
-        return clients[-1]
+        return client
 
     yield connect
     for client in clients:

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tokenflow.http.transport import bind, serve
+from tokenflow.http.transport import Limits, bind, serve
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
 END = {"type": "http.response.body", "body": b"ok", "more_body": False}
@@ -42,7 +42,7 @@ async def test_close_and_http_1_0_close(serving, connect, answer, version, heade
 async def test_an_idle_connection_is_closed(serving, connect, config, answer, requests):
     """Stock: not after a response, if the application ends itself on the disconnect."""
     config.keep_alive_timeout = 0.1
-    client = await connect(await serving(answer))
+    client = await connect(await serving(answer, limits=Limits(header_timeout_s=0.1)))
     for _ in range(requests):
         await client.get()
         await client.response()

@@ -1,6 +1,6 @@
 """HTTP/2: a send waits for the client's window, a stream's trouble is its own, and every leaving is seen."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 
 import h2.config
@@ -15,6 +15,8 @@ from trio.testing import wait_all_tasks_blocked
 from wsproto import ConnectionType
 from wsproto.connection import Connection as WebSocket
 from wsproto.events import CloseConnection, Message, TextMessage
+
+from tokenflow.http.transport import Limits, Traffic
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 WINDOW = 65_535
@@ -417,21 +419,22 @@ async def test_a_request_is_refused_alone(serving, connect_h2, caplog, status, f
     assert not caplog.records
 
 
-async def test_one_stream_too_many_is_refused_alone(serving, connect_h2, config):
+async def test_one_stream_too_many_is_refused_alone(serving, connect_h2):
     """Stock: the connection is closed, with all streams that live on it."""
-    config.h2_max_concurrent_streams = 3
     go = trio.Event()
 
     async def handler(scope, receive, send):
         await go.wait()
         await ok(scope, receive, send)
 
-    client = await connect_h2(await serving(handler))
+    traffic = Traffic()
+    client = await connect_h2(await serving(handler, limits=Limits(max_streams=3), traffic=traffic))
     client.h2.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 100  # as if it had not read ours yet
     client.h2.remote_settings.acknowledge()
     streams = [await client.request() for _ in range(5)]
     await client.until(lambda: len(client.ended) == 2)
     assert [client.ended.get(stream_id) for stream_id in streams] == [None] * 3 + [ErrorCodes.REFUSED_STREAM] * 2
+    assert traffic.refused == Counter(streams=2)
     go.set()
     for stream_id in streams[:3]:
         assert await client.response(stream_id) == (200, b"ok", "end")
@@ -453,6 +456,32 @@ async def test_who_asks_for_answers_and_reads_none_is_cut_off(serving, connect_h
     with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
         while True:
             await client.client.send(b"\0\0\x08\x06\0\0\0\0\0pingpong" * 100)
+
+
+async def test_who_begins_and_resets_without_end_is_sent_away(serving, connect_h2):
+    """Stock: each costs a task, and there is no end (CVE-2023-44487)."""
+    traffic = Traffic()
+
+    async def handler(scope, receive, send):
+        await wait_disconnect(receive)
+
+    client = await connect_h2(await serving(handler, limits=Limits(max_resets=20), traffic=traffic))
+    for _ in range(20):
+        client.h2.reset_stream(await client.request())
+    await client.flush()
+    await client.until(lambda: client.goaway is not None)
+    assert client.goaway is ErrorCodes.ENHANCE_YOUR_CALM
+    assert traffic.refused == Counter(resets=1)
+
+
+async def test_long_or_many_headers_are_a_431(serving, connect_h2):
+    client = await connect_h2(await serving(ok, limits=Limits(max_header_bytes=1000, max_headers=10)))
+    for headers in [("x", "y" * 1000)], [("x", "y")] * 10:
+        stream_id = client.h2.get_next_available_stream_id()
+        pseudo = [(":method", "GET"), (":path", "/"), (":scheme", "http"), (":authority", "x")]
+        client.h2.send_headers(stream_id, pseudo + headers, end_stream=True)
+        await client.flush()
+        assert (await client.response(stream_id))[0] == 431
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
@@ -493,7 +522,7 @@ async def test_an_idle_connection_is_closed(serving, connect_h2, config, request
             await wait_disconnect(receive)
         await ok(scope, receive, send)
 
-    client = await connect_h2(await serving(handler))
+    client = await connect_h2(await serving(handler, limits=Limits(header_timeout_s=0.2)))
     for _ in range(requests):
         stream_id = await client.request()
         await wait_all_tasks_blocked(0.02)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quart import Response
 from quart_trio import QuartTrio
 
 from tokenflow.errors import NotFound
 from tokenflow.http.answers import answer
+from tokenflow.http.transport import Traffic
 from tokenflow.service.service import Service
 
 
-def register(app: QuartTrio, service: Service) -> None:
+def register(app: QuartTrio, service: Service, traffic: Traffic) -> None:
     @app.get("/health/live")
     async def live() -> Response:
         return answer({"status": "ok"})
@@ -26,5 +29,6 @@ def register(app: QuartTrio, service: Service) -> None:
     async def metrics() -> Response:
         if service.feeds.metrics is None:
             raise NotFound("No metrics sink is configured; add [sinks.prometheus] to the configuration.")
-        page = service.feeds.metrics.expose(await service.gauges())
+        gauges = replace(await service.gauges(), connections=traffic.connections, refused=traffic.refused)
+        page = service.feeds.metrics.expose(gauges)
         return Response(page.body, content_type=page.content_type)

@@ -35,6 +35,7 @@ from tokenflow.errors import first_error
 from .asgi import AppTasks, ClientDisconnected
 from .h2 import CorrectedH2Protocol
 from .h11 import CorrectedH11Protocol
+from .limits import Limits, Traffic
 
 # After the last response the client has this long to close. Closing first, with bytes of it unread, would send a
 # reset, which can destroy the response on its way (RFC 9112 section 9.6).
@@ -48,14 +49,16 @@ _NETWORK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, 
 class CorrectedProtocolWrapper(ProtocolWrapper):
     """Chooses the protocol as Hypercorn does, of ours. `renew` is called where a connection begins anew, as HTTP/2."""
 
-    def __init__(self, *args: Any, stall_s: float, renew: Callable[[], None]) -> None:
+    protocol: CorrectedH11Protocol | CorrectedH2Protocol
+
+    def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic, renew: Callable[[], None]) -> None:
         super().__init__(*args)
-        self._stall_s = stall_s
+        self._ours: dict[str, Any] = {"stall_s": stall_s, "limits": limits, "traffic": traffic}
         self._renew = renew
         if isinstance(self.protocol, H2Protocol):
             self.protocol = self._h2()
         else:
-            self.protocol = CorrectedH11Protocol(*self._arguments, pong_s=stall_s)
+            self.protocol = CorrectedH11Protocol(*self._arguments, **self._ours)
 
     @property
     def _arguments(self) -> tuple[Any, ...]:
@@ -63,7 +66,7 @@ class CorrectedProtocolWrapper(ProtocolWrapper):
         return self.app, self.config, self.context, self.task_group, self.state, self.ssl, client, server, self.send
 
     def _h2(self) -> CorrectedH2Protocol:
-        return CorrectedH2Protocol(*self._arguments, stall_s=self._stall_s)
+        return CorrectedH2Protocol(*self._arguments, **self._ours)
 
     async def handle(self, event: Event) -> None:
         try:
@@ -95,14 +98,19 @@ class Connection(TCPServer):
         sock: socket.socket,
         *,
         stall_s: float,
+        limits: Limits,
+        traffic: Traffic,
     ) -> None:
         super().__init__(app, config, context, state, stream)  # type: ignore[arg-type]  # typed as TLS only
         self._sock = sock
         self._tls = isinstance(stream, trio.SSLStream)
         self._stall_s = stall_s
+        self._limits = limits
+        self._traffic = traffic
         self._reading = trio.CancelScope()
         self._idle = True
         self._fresh = True
+        self._in_head = False
         self._finished = False
         self._peer: tuple[str, int] | None = None
 
@@ -134,13 +142,18 @@ class Connection(TCPServer):
                 self.protocol_send,
                 alpn_protocol,
                 stall_s=self._stall_s,
+                limits=self._limits,
+                traffic=self._traffic,
                 renew=self._expect_request,
             )
             self._expect_request()
             await self.protocol.initiate()
             try:
-                with self._reading, suppress(*_NETWORK_ERRORS):
-                    await self._read_data()
+                with suppress(*_NETWORK_ERRORS):
+                    with self._reading:
+                        await self._read_data()
+                    if self._in_head and not self._finished and self._reading.cancelled_caught:
+                        await self._refuse_late_head()
             finally:
                 await self._leave()  # also cancelled: who waits in a shield for the client waits for this
 
@@ -156,6 +169,22 @@ class Connection(TCPServer):
         while data := await self.stream.receive_some(MAX_RECV):
             if not self._finished:
                 await self.protocol.handle(RawData(bytes(data)))
+                self._watch_head()
+
+    def _watch_head(self) -> None:
+        """A head that has begun must come to its end, however slowly the rest comes in."""
+        protocol = self.protocol.protocol
+        in_head = self._idle and isinstance(protocol, CorrectedH11Protocol) and protocol.in_head
+        if in_head and not self._in_head and not self._fresh:
+            self._reading.deadline = trio.current_time() + self._limits.header_timeout_s
+        self._in_head = in_head
+
+    async def _refuse_late_head(self) -> None:
+        protocol = self.protocol.protocol
+        assert isinstance(protocol, CorrectedH11Protocol)
+        await protocol.refuse(408)
+        with trio.move_on_after(LINGER_S):
+            await self._read_data()
 
     async def _leave(self) -> None:
         """The client is gone: wake a blocked sender, tell the applications."""
@@ -215,7 +244,7 @@ class Connection(TCPServer):
     def _expect_request(self) -> None:
         """The first one."""
         self._idle = self._fresh = True
-        self._reading.deadline = trio.current_time() + self.config.keep_alive_timeout
+        self._reading.deadline = trio.current_time() + self._limits.header_timeout_s
 
     def _set_idle(self, idle: bool) -> None:
         self._idle = idle

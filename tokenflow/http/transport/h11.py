@@ -1,8 +1,8 @@
 """HTTP/1.1, with pipelining that does not blind the reader and with requests refused that nobody should see.
 
 Hypercorn parks the reader as soon as bytes of a next request arrive during a response, and then sees neither FIN nor
-RST. Here the reader goes on: h11 itself keeps those bytes in its buffer, up to `HELD_MAX`, and parsing is taken up
-again, in a task of its own, when the response has ended.
+RST. Here the reader goes on: h11 itself keeps those bytes in its buffer, up to a limit, and parsing is taken up again,
+in a task of its own, when the response has ended.
 """
 
 import re
@@ -22,15 +22,15 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 from hyperframe.exceptions import HyperframeError
 
 from .asgi import error_body
+from .limits import BY_STATUS, Limits, Traffic
 from .refusals import MESSAGES, refusal
 from .ws import CorrectedWSStream
 
-HELD_MAX = 64 * 1024
 _BASE64URL = re.compile(rb"[A-Za-z0-9_-]*")
 
 
 class PipelineOverflow(OSError):
-    """The client sent more than `HELD_MAX` beyond the request that is being answered. It is cut off."""
+    """The client sent more than it may beyond the request that is being answered. It is cut off."""
 
 
 class _Pause(Exception):
@@ -52,9 +52,13 @@ class _PauseInsteadOfParking:
 
 
 class CorrectedH11Protocol(H11Protocol):
-    def __init__(self, *args: Any, pong_s: float) -> None:
+    """One connection. Arguments as Hypercorn's, and ours; `stall_s` is also how long a pong may take."""
+
+    def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic) -> None:
         super().__init__(*args)
-        self._pong_s = pong_s
+        self._pong_s = stall_s
+        self._limits = limits
+        self._traffic = traffic
         self.can_read = _PauseInsteadOfParking()
         self._parsing = trio.Lock()  # the reader and the task that takes up held bytes
         self._is_head = False
@@ -63,8 +67,14 @@ class CorrectedH11Protocol(H11Protocol):
     async def handle(self, event: Event) -> None:
         self._closed |= isinstance(event, Closed)
         await super().handle(event)
-        if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > HELD_MAX:
-            raise PipelineOverflow(f"more than {HELD_MAX} bytes sent during a response")
+        if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > self._limits.max_pipelined_bytes:
+            self._traffic.refused["pipelined"] += 1
+            raise PipelineOverflow(f"more than {self._limits.max_pipelined_bytes} bytes sent during a response")
+
+    @property
+    def in_head(self) -> bool:
+        """A part of a request's head has come, and not the rest."""
+        return self.connection.our_state is h11.IDLE and bool(self.connection.trailing_data[0])
 
     async def _handle_events(self) -> None:
         async with self._parsing:
@@ -90,14 +100,9 @@ class CorrectedH11Protocol(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         self._is_head = request.method == b"HEAD"
-        # h11 looks at the length of what is incomplete, so it lets through headers that arrive in one piece.
-        max_bytes = self.config.h11_max_incomplete_size
         headers = list(request.headers)
-        if (
-            status := refusal(request.method, request.target, headers, max_headers=100, max_bytes=max_bytes)
-        ) is not None:
-            await self._send_error_response(status)
-            await self.send(Closed())
+        if (status := refusal(request.method, request.target, headers, self._limits)) is not None:
+            await self.refuse(status)
         elif _asks_for_websocket(request):
             await self._create_websocket(request)
         else:
@@ -135,7 +140,13 @@ class CorrectedH11Protocol(H11Protocol):
             event.headers.append((b"connection", b"close"))  # draining: the client should not wait for another
         await super().stream_send(event)
 
+    async def refuse(self, status: int) -> None:
+        """Answer a request that is not one, and be done with this connection."""
+        await self._send_error_response(status)
+        await self.send(Closed())
+
     async def _send_error_response(self, status_code: int) -> None:
+        self._traffic.refused[BY_STATUS.get(status_code, "malformed")] += 1
         body = error_body(status_code, MESSAGES.get(status_code) or HTTPStatus(status_code).phrase)
         headers = [
             (b"content-type", b"application/json"),

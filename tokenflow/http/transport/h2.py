@@ -49,6 +49,7 @@ from hypercorn.utils import filter_pseudo_headers
 from hyperframe.frame import Frame, GoAwayFrame
 
 from .asgi import ClientDisconnected, error_body
+from .limits import BY_STATUS, RESETS_WITHIN_S, Limits, Traffic
 from .refusals import MESSAGES, refusal
 from .ws import CorrectedWSStream
 
@@ -100,9 +101,11 @@ class _Exchange:
 class CorrectedH2Protocol(H2Protocol):
     """One connection. Arguments as Hypercorn's, and `stall_s`: how long a client may take nothing of what is sent."""
 
-    def __init__(self, *args: Any, stall_s: float) -> None:
+    def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic) -> None:
         super().__init__(*args)
         self._stall_s = stall_s
+        self._limits = limits
+        self._traffic = traffic
         self.connection = _Connection(H2Configuration(client_side=False, header_encoding=None))
         self.connection.local_settings = Settings(
             client=False,
@@ -118,6 +121,7 @@ class CorrectedH2Protocol(H2Protocol):
         self._window_changed = trio.lowlevel.ParkingLot()
         self._going_away = False
         self._idle = True  # as was last said
+        self._resets: deque[float] = deque(maxlen=limits.max_resets)
 
     async def initiate(self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None) -> None:
         if headers is None:
@@ -137,6 +141,7 @@ class CorrectedH2Protocol(H2Protocol):
             try:
                 events = self.connection.receive_data(event.data)
             except ProtocolError:
+                self._traffic.refused["malformed"] += 1
                 await self._flush()
                 await self.send(Closed())
             else:
@@ -156,6 +161,9 @@ class CorrectedH2Protocol(H2Protocol):
                 self._take(event.stream_id, EndBody(event.stream_id), 0)
             elif isinstance(event, StreamReset):
                 await self._end(event.stream_id)
+                if self._resets_too_often():
+                    await self._be_calm()
+                    return
             elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
                 self._window_changed.unpark_all()
             elif isinstance(event, ConnectionTerminated):  # it opens no more streams, and waits for those there are
@@ -165,7 +173,8 @@ class CorrectedH2Protocol(H2Protocol):
 
     def _request(self, event: RequestReceived, *, ended: bool) -> None:
         stream_id = event.stream_id
-        if self._going_away or len(self._exchanges) >= self.config.h2_max_concurrent_streams:
+        if self._going_away or len(self._exchanges) >= self._limits.max_streams:
+            self._traffic.refused["streams"] += not self._going_away
             self._reset(stream_id, ErrorCodes.REFUSED_STREAM)  # for sure not begun: safe to repeat
             return
         pseudo = {name: value for name, value in event.headers if name.startswith(b":")}
@@ -186,9 +195,10 @@ class CorrectedH2Protocol(H2Protocol):
     ) -> int | None:
         if method == b"CONNECT" and pseudo.get(b":protocol") != b"websocket":
             return 501
-        return refusal(method, path, headers, max_headers=100, max_bytes=self.config.h11_max_incomplete_size)
+        return refusal(method, path, headers, self._limits)
 
     def _refuse(self, stream_id: int, status: int, *, with_body: bool, ended: bool) -> None:
+        self._traffic.refused[BY_STATUS[status]] += 1
         body = error_body(status, MESSAGES[status]) if with_body else b""
         headers = [(b":status", b"%d" % status), (b"content-type", b"application/json")]
         self.connection.send_headers(stream_id, headers + self.config.response_headers("h2"))
@@ -247,6 +257,17 @@ class CorrectedH2Protocol(H2Protocol):
             await self._end(stream_id)  # a half-closed socket is a client that has left
         else:
             await stream.handle(event)
+
+    def _resets_too_often(self) -> bool:
+        """To begin a stream costs the server more than its client, who has none to wait for (CVE-2023-44487)."""
+        self._resets.append(now := trio.current_time())
+        return len(self._resets) == self._limits.max_resets and now - self._resets[0] < RESETS_WITHIN_S
+
+    async def _be_calm(self) -> None:
+        self._traffic.refused["resets"] += 1
+        self.connection.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+        await self._flush()
+        await self.send(Closed())
 
     def _acknowledge(self, stream_id: int, credit: int) -> None:
         with suppress(ProtocolError):  # the connection is closed

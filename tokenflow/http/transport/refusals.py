@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from .limits import Limits
+
 # RFC 9112 section 3.2. Any other target, `?a=1` for one, gives the application a path that it cannot split.
 _TARGET = re.compile(rb"/|https?://[^/?#]+/", re.IGNORECASE)
 # Legal in no host, but a proxy or a URL parser that reads on may take something else for the host.
@@ -17,9 +19,7 @@ MESSAGES = {
 }
 
 
-def refusal(
-    method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]], *, max_headers: int, max_bytes: int
-) -> int | None:
+def refusal(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> int | None:
     """The status with which to refuse a request; None: the application shall have it. Names are in small letters."""
     names = {name for name, _ in headers}
     if {b"content-length", b"transfer-encoding"} <= names:
@@ -32,6 +32,7 @@ def refusal(
         return 421
     if any(name.startswith(b"sec-websocket-") and not value.isascii() for name, value in headers):
         return 400  # RFC 6455 section 4.1: tokens; Hypercorn's reader of them knows nothing else
-    if len(headers) > max_headers or sum(len(name) + len(value) for name, value in headers) > max_bytes:
+    # The libraries look at the length of what is incomplete, so they let through what arrives in one piece.
+    if len(headers) > limits.max_headers or sum(len(n) + len(v) for n, v in headers) > limits.max_header_bytes:
         return 431
     return None

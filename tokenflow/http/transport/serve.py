@@ -16,7 +16,11 @@ who lost the connection to something that still lives can come back to it.
 
 import math
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from http import HTTPStatus
 
 import trio
 from hypercorn.config import Config
@@ -25,10 +29,14 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ASGIFramework, ASGISendEvent, LifespanState
 from hypercorn.utils import LifespanFailureError, repr_socket_addr, wrap_app
 
-from .connection import Connection
+from .asgi import error_body
+from .connection import LINGER_S, Connection
+from .limits import Limits, Traffic
 
 MARGIN_S = 1.0
 _ACCEPT_RETRY_S = 0.1
+# So many refused connections are given a moment to read why; more are just closed.
+_TURNED_AWAY_MAX = 256
 
 
 def bind(
@@ -70,6 +78,8 @@ async def serve(
     drain: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint,
     drain_s: float = 30.0,
     stall_s: float = 30.0,
+    limits: Limits = Limits(),  # noqa: B008  # frozen
+    traffic: Traffic | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `app` until `shutdown_trigger` returns, then drain. Starts with the list of the URLs it serves.
@@ -80,6 +90,8 @@ async def serve(
             it was called has been.
         drain_s: How long that may take. `serve` returns within `MARGIN_S` after that.
         stall_s: A client that takes nothing of what is sent for this long is cut off.
+        limits: How much clients may take. Of `config`'s own limits only those count that are not here.
+        traffic: Where to count; nowhere if None.
 
     Raises:
         LifespanFailureError: The application did not start; the message is its own.
@@ -90,7 +102,7 @@ async def serve(
     wrapped = wrap_app(app, config.wsgi_max_body_size, "asgi")
     state: LifespanState = {}
     lifespan = _Lifespan(wrapped, config, state)
-    worker = _Worker(wrapped, config, state, stall_s)
+    worker = _Worker(wrapped, _limited(config, limits), state, stall_s, limits, traffic or Traffic())
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(lifespan.handle_lifespan)
@@ -125,11 +137,23 @@ class _Lifespan(Lifespan):
 class _Worker:
     """The accept loops, the connections they open, and the drain that ends both."""
 
-    def __init__(self, app: AppWrapper, config: Config, state: LifespanState, stall_s: float) -> None:
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        state: LifespanState,
+        stall_s: float,
+        limits: Limits,
+        traffic: Traffic,
+    ) -> None:
         self._app = app
         self._config = config
         self._state = state
         self._stall_s = stall_s
+        self._limits = limits
+        self._traffic = traffic
+        self._addresses: Counter[str] = Counter()
+        self._turned_away = 0
         self._ssl_context = config.create_ssl_context()
         self._context = WorkerContext(None)
         self._live: set[Connection] = set()
@@ -176,7 +200,7 @@ class _Worker:
             while True:
                 await trio.lowlevel.wait_readable(listener)
                 try:
-                    sock, _ = listener.accept()
+                    sock, address = listener.accept()
                 except (BlockingIOError, ConnectionAbortedError):
                     continue  # the client gave up first
                 except OSError as error:  # out of files or memory, most likely: others' ending will free some
@@ -186,16 +210,40 @@ class _Worker:
                     await trio.sleep(_ACCEPT_RETRY_S)
                     continue
                 failing = False
-                connections.start_soon(self._connect, sock)
+                sock.setblocking(False)
+                if (status := self._refusal(address[0])) is None:
+                    connections.start_soon(self._connect, sock, address[0])
+                else:
+                    connections.start_soon(self._turn_away, sock, status)
 
-    async def _connect(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
+    def _refusal(self, address: str) -> int | None:
+        per_address = self._limits.max_connections_per_address
+        if self._traffic.connections >= self._limits.max_connections:
+            reason, status = "connections", 503
+        elif per_address is not None and self._addresses[address] >= per_address:
+            reason, status = "address", 429
+        else:
+            self._traffic.connections += 1  # here, not in the task: many may be accepted before one begins
+            self._addresses[address] += 1
+            return None
+        self._traffic.refused[reason] += 1
+        return status
+
+    async def _connect(self, sock: socket.socket, address: str) -> None:
         stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         if self._ssl_context is not None:
             stream = trio.SSLStream(stream, self._ssl_context, server_side=True, https_compatible=True)
         connection = Connection(
-            self._app, self._config, self._context, self._state.copy(), stream, sock, stall_s=self._stall_s
+            self._app,
+            self._config,
+            self._context,
+            self._state.copy(),
+            stream,
+            sock,
+            stall_s=self._stall_s,
+            limits=self._limits,
+            traffic=self._traffic,
         )
         self._live.add(connection)
         try:
@@ -203,6 +251,25 @@ class _Worker:
         finally:
             self._live.discard(connection)
             self._ended.unpark_all()
+            self._traffic.connections -= 1
+            self._addresses[address] -= 1
+            if not self._addresses[address]:
+                del self._addresses[address]
+
+    async def _turn_away(self, sock: socket.socket, status: int) -> None:
+        """Say why without reading, and give the client a moment to take it, for as many as can be afforded."""
+        with trio.socket.from_stdlib_socket(sock) as client:
+            if self._ssl_context is not None or self._turned_away >= _TURNED_AWAY_MAX:
+                return
+            self._turned_away += 1
+            try:
+                with trio.move_on_after(LINGER_S), suppress(OSError):
+                    await client.send(_FULL[status])
+                    client.shutdown(socket.SHUT_WR)
+                    while await client.recv(4096):
+                        pass
+            finally:
+                self._turned_away -= 1
 
     async def _cut_off(self, drain_s: float, connections: trio.Nursery) -> None:
         await trio.sleep(drain_s)
@@ -229,3 +296,25 @@ class _Worker:
 def _host_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _limited(config: Config, limits: Limits) -> Config:
+    """`config` with what Hypercorn's own protocols are to know of `limits`."""
+    config = copy(config)
+    config.h11_max_incomplete_size = limits.max_header_bytes
+    config.h2_max_concurrent_streams = limits.max_streams
+    config.ssl_handshake_timeout = limits.header_timeout_s
+    return config
+
+
+def _full(status: int, message: str) -> bytes:
+    body = error_body(status, message)
+    reason = HTTPStatus(status).phrase.encode()
+    head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d" % (status, reason, len(body))
+    return head + b"\r\nretry-after: 1\r\nconnection: close\r\n\r\n" + body
+
+
+_FULL = {
+    429: _full(429, "There are too many connections from your address; close some, or use them for more."),
+    503: _full(503, "The server has as many connections as it may have. Try again later."),
+}
