@@ -6,7 +6,6 @@ import json
 import shutil
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -104,9 +103,10 @@ async def test_leaving_over_tls_frees_the_slot(client: Callable[[], Any]) -> Non
     body = completion(directive(tokens_per_s=20), max_tokens=4000, stream=True)
     async with client() as watcher:
         async with client() as http, http.stream("POST", "/v1/completions", json=body) as answer:
-            async with aclosing(answer.aiter_raw()) as chunks:
-                await anext(chunks)
-                assert await active(watcher) == 1
+            chunks = answer.aiter_raw()
+            await anext(chunks)
+            assert await active(watcher) == 1
+            await chunks.aclose()
         with trio.fail_after(2):
             while await active(watcher):
                 await trio.sleep(0.005)
