@@ -399,7 +399,7 @@ class EngineInfo:
     chat_template: str | None = None
     """jinja2 source; None: no chat."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-    """Other templates of the same model by name; `tool_use` is the one for requests with tools."""
+    """Templates by name, where there are several; `tool_use` is the one for requests with tools."""
     bos_token: str = ""
     eos_token: str = ""
     special_tokens: frozenset[str] = frozenset()

@@ -48,15 +48,29 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def chat_template(directory: Path) -> str | None:
-    """The model's own template: a file beside it, or a value in its tokenizer's settings; None: it has none."""
+    """The model's own template; None: it has none."""
+    return chat_templates(directory).get("default")
+
+
+def chat_templates(directory: Path) -> dict[str, str]:
+    """The model's own templates by name: files beside it, else what its tokenizer's settings have.
+
+    There is a `default` where there are any.
+    """
+    found = {file.stem: file for file in directory.glob("additional_chat_templates/*.jinja")}
     if (file := directory / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
+        found["default"] = file
+    if found:
+        return _with_default({name: file.read_text(encoding="utf-8") for name, file in found.items()})
     settings = directory / "tokenizer_config.json"
     value = read_json(settings).get("chat_template") if settings.is_file() else None
-    if isinstance(value, list):  # several, by name
-        by_name = {entry["name"]: entry["template"] for entry in value}
-        value = by_name.get("default", next(iter(by_name.values()), None))
-    return value or None
+    if isinstance(value, list):
+        return _with_default({entry["name"]: entry["template"] for entry in value})
+    return {"default": value} if value else {}
+
+
+def _with_default(templates: dict[str, str]) -> dict[str, str]:
+    return {"default": next(iter(templates.values())), **templates} if templates else {}
 
 
 def weights_bytes(directory: Path) -> int:

@@ -51,7 +51,8 @@ class Vocabulary:
         """Each token's bytes, control tokens by their names."""
         self.pieces = [b"" if token in controls else text for token, text in enumerate(self.texts)]
         """Each token's bytes as generated text: control tokens have none."""
-        self.specials = frozenset(self._name(token) for token in controls if self.texts[token])
+        self._controls = {self._name(token): token for token in controls if self.texts[token]}
+        self.specials = frozenset(self._controls)
         """The texts of control tokens."""
         self.bos = self._name(tokenizer.bos_token_id)
         self.eos = self._name(tokenizer.eos_token_id)
@@ -104,6 +105,13 @@ class Vocabulary:
         """
         self.check(tokens)
         return b"".join([self.texts[token] for token in tokens]).decode(errors="replace")
+
+    def generated(self, tokens: list[int], shown: frozenset[str] = frozenset()) -> bytes:
+        """The bytes of generated tokens: of control tokens only those that are to be shown have any."""
+        if not shown:
+            return b"".join([self.pieces[token] for token in tokens])
+        visible = {self._controls[name] for name in shown if name in self._controls}
+        return b"".join([self.texts[token] if token in visible else self.pieces[token] for token in tokens])
 
     def check(self, tokens: list[int] | tuple[int, ...]) -> None:
         """ValueError for a token that is not in the vocabulary."""

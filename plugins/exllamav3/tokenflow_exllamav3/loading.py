@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
-from tokenflow_exllama.models import chat_template, model_directory, one_line, weights_bytes
+from tokenflow_exllama.models import chat_templates, model_directory, one_line, weights_bytes
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary
 
 from tokenflow.api import EngineInfo, StartupError
@@ -271,7 +271,7 @@ def read_vocabulary(library: Any, main: Part) -> tuple[Vocabulary, BytewiseToken
 def engine_info(config: Exl3Config, main: Part, draft: Part | None, vocabulary: Vocabulary) -> EngineInfo:
     from tokenflow_exllamav3.sampling import CAPABILITIES, MAX_LOGPROBS
 
-    template = chat_template(main.directory)
+    templates = chat_templates(main.directory)
     # What a sequence takes at most: its text, the token after it, and what is guessed beyond.
     room = main.cache.max_num_tokens - 1 - draft_window(config, draft and draft.model)
     return EngineInfo(
@@ -279,9 +279,10 @@ def engine_info(config: Exl3Config, main: Part, draft: Part | None, vocabulary: 
         context_length=min(_context(config, main.config.max_position_embeddings), room),
         slots=config.slots,
         vocab_size=vocabulary.size,
-        capabilities=CAPABILITIES | {"prefix_cache"} | ({"chat"} if template else set()),
+        capabilities=CAPABILITIES | {"prefix_cache"} | ({"chat"} if templates else set()),
         max_logprobs=MAX_LOGPROBS,
-        chat_template=template,
+        chat_template=templates.get("default"),
+        chat_templates=templates,
         bos_token=vocabulary.bos,
         eos_token=vocabulary.eos,
         special_tokens=vocabulary.specials,

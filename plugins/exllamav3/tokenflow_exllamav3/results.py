@@ -30,7 +30,7 @@ def step_of(results: list[dict[str, Any]], request: SequenceRequest, vocabulary:
         if "token_ids" in said:
             tokens += said["token_ids"][0].tolist()
             logprobs += _logprobs(said, request.logprobs, vocabulary)
-    text = b"".join([vocabulary.pieces[token] for token in tokens])
+    text = vocabulary.generated(tokens, request.shown)
     match reason:
         case None:
             return Step(len(tokens), text, None, logprobs) if tokens else None

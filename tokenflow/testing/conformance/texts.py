@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tokenflow.api import Engine, Finished, Sampling
@@ -37,6 +39,22 @@ class Texts(Kit):
             assert await engine.tokenize(text) != control
             assert len(control) == 1
             assert await engine.detokenize(control) == text
+
+    @live
+    async def test_control_tokens_have_a_text_only_where_they_are_shown(self, engine: Engine) -> None:
+        """One that the model makes is left out of the text, unless the request wants to see it."""
+        need(engine, "logit_bias")
+        for name in sorted(engine.info.special_tokens):
+            [token] = await engine.tokenize(name, special=True)
+            always = Sampling(logit_bias={token: 100.0})
+            request = await self.request(engine, sampling=always, max_tokens=2, ignore_eos=False)
+            left_out = await record(engine, request)
+            if left_out.finished == Finished("stop"):
+                continue  # it ends the sequence
+            shown = await record(engine, replace(request, shown=frozenset({name, "none of it"})))
+            assert (left_out.text, shown.text) == ("", 2 * name)
+            return
+        pytest.skip("every control token of this engine ends the sequence")
 
     @live
     async def test_an_unknown_token_is_a_value_error(self, engine: Engine) -> None:
