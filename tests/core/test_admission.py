@@ -35,6 +35,18 @@ def test_the_last_place_is_not_given_while_others_wait() -> None:
     assert (admission.free, admission.waiting) == (0, 0)
 
 
+def test_only_what_changes_something_is_told() -> None:
+    admission, told = Admission(1, 8), []
+    admission.on_change = lambda: told.append(admission.waiting)
+    holder = admission.enter(1, lambda: None)
+    waiters = [admission.enter(1, lambda: None) for _ in range(3)]
+    assert told == [1]  # the first to wait: a thousand more must not make anybody look again
+    waiters[0].leave()
+    assert told == [1]
+    holder.leave()
+    assert told == [1, 1]
+
+
 Move = st.tuples(st.sampled_from(["enter", "leave", "leave again"]), st.integers(0, 20), st.integers(1, 4))
 
 

@@ -22,7 +22,7 @@ class Admission:
         self.max_waiting = max_waiting
         self.free = slots
         self.on_change: Callable[[], None] = lambda: None
-        """Called when somebody begins to wait, or has left."""
+        """Called when a first one begins to wait, and when slots have come back: others who wait change nothing."""
         self._queue: deque[Ticket] = deque()
 
     @property
@@ -49,7 +49,8 @@ class Admission:
             self._grant(ticket)
         elif back or len(self._queue) < self.max_waiting:
             self._queue.append(ticket)
-            self.on_change()
+            if len(self._queue) == 1:
+                self.on_change()
         else:
             raise QueueFull(
                 f"All {self.slots} slots and all {self.max_waiting} places to wait are taken. Try again later.",
@@ -63,14 +64,15 @@ class Admission:
         ticket._on_ready()
 
     def _leave(self, ticket: Ticket) -> None:
-        if ticket.held:
+        held, ticket.held = ticket.held, False
+        if held:
             self.free += ticket.n
-            ticket.held = False
         else:
             self._queue.remove(ticket)
         while self._queue and self._queue[0].n <= self.free:
             self._grant(self._queue.popleft())
-        self.on_change()
+        if held:
+            self.on_change()
 
 
 class Ticket:
