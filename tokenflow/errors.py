@@ -126,6 +126,14 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class Cancelled(TokenflowError):
+    """The generation was cancelled through the API while somebody waited for it. Whoever did so knows why."""
+
+    code = "cancelled"
+    type = "invalid_request_error"
+    status_hint = 409
+
+
 # --- nobody's fault: come back later --------------------------------------------------------------------------------
 
 

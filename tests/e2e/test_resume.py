@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+import trio
 from tokenflow_synthetic import generate
 
 from tests.e2e.conftest import Server, serving
@@ -135,6 +136,30 @@ async def test_the_chat_stream_says_content(port: int) -> None:
 async def test_a_wrong_query_is_a_400(port: int, query: str) -> None:
     answer = await ask(port, "GET", f"/stream?{query}", headers=ALICE)
     assert answer.status == 400 and answer.error["param"]
+
+
+@pytest.mark.parametrize("plan", [{"prefill_ms": 9999}, {"hang_at": 3}], ids=["before the first token", "after some"])
+async def test_a_whole_answer_that_is_cancelled_is_no_empty_success(port: int, plan: dict[str, Any]) -> None:
+    said: dict[str, Any] = {}
+
+    async def generate(route: str) -> None:
+        said[route] = await ask(port, "POST", route, completion(directive(**plan), model="m"), ALICE)
+
+    async def live() -> list[dict[str, Any]]:
+        streams = (await ask(port, "GET", "/v1/streams", headers=ALICE)).json["data"]
+        return [s for s in streams if s["state"] == "prefill" or s["usage"]["completion_tokens"] == plan.get("hang_at")]
+
+    async with trio.open_nursery() as nursery:
+        for route in ("/generate", "/v1/completions"):
+            nursery.start_soon(generate, route)
+        with trio.fail_after(5):
+            while len(found := await live()) < 2:
+                await trio.sleep(0.01)
+        for stream in found:
+            await ask(port, "DELETE", f"/v1/streams/{stream['id']}", headers=ALICE)
+    small, openai = said["/generate"], said["/v1/completions"]
+    assert (small.status, small.error["code"]) == (409, "cancelled"), "it has no other place to say so"
+    assert (openai.status, openai.json["choices"][0]["finish_reason"]) == (200, "cancelled")
 
 
 async def test_a_browser_that_is_cut_comes_back_by_its_own_url(port: int) -> None:

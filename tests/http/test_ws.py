@@ -272,6 +272,39 @@ async def test_no_credit_no_tokens_and_the_end_is_free(autojump_clock: MockClock
         await client.silence(5)
 
 
+async def test_a_cancel_lets_go_of_a_stream_that_has_ended_beyond_the_credit(autojump_clock: MockClock) -> None:
+    """Another reader had all of it, so it came to its end; this one would wait for ever for credit that never comes."""
+    async with both() as (r, client):
+        options = {"on_disconnect": "continue"}
+        stream = await client.generate(max_tokens=20, credit=4, stream_options=options)
+        await client.until(4)
+        async with socket(r) as other:
+            await other.send(action="attach", stream=stream, id="b")
+            assert (await other.until_end("b"))["b"][-1]["finish_reason"] == "length"
+        await client.silence(10)
+        await client.send(action="cancel", id="a")
+        frames = (await client.until_end("a"))["a"]
+        assert [frame["n"] for frame in frames] == list(range(5, 22)), "what is left of it, each once"
+        assert frames[-1]["finish_reason"] == "length", "it is no other end than it was"
+        await client.generate(max_tokens=1)  # and the id is free
+        async with socket(r) as later:
+            await later.send(action="attach", stream=stream, id="c", credit=2)
+            await later.until(2)
+            await later.silence(10)
+
+
+async def test_draining_lets_go_of_it_too(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    async with open_rig(server={"drain_s": 5.0}) as r, socket(r) as client, socket(r) as other:
+        stream = await client.generate(max_tokens=20, credit=4, stream_options={"on_disconnect": "continue"})
+        await other.send(action="attach", stream=stream, id="b")
+        await other.until_end("b")
+        began = trio.current_time()
+        nursery.start_soon(r.service.drain)
+        assert (await client.until_end("a"))["a"][-1]["finish_reason"] == "length"
+        assert await client.closed_with() == 1012
+        assert trio.current_time() - began <= 5.1
+
+
 async def test_attach_with_credit(autojump_clock: MockClock) -> None:
     async with open_rig() as r:
         async with socket(r) as client:

@@ -312,6 +312,21 @@ async def test_after_a_cancel_or_a_failure_an_idempotency_key_generates_anew(aut
         assert isinstance((await read_all(reader))[-1][1], Ended)
 
 
+async def test_of_a_complete_stream_whose_beginning_is_gone_nobody_could_have_the_answer(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_rig(replay={"stream_records": 10}) as r:
+        stream, reader = await ask(r)
+        await read_all(reader)
+        assert stream.state.first_n > 1
+        anew, reader = await ask(r)
+        assert anew is not stream
+        again, beside = await ask(r)
+        assert again is anew, "and from then on that one is the stream of this key"
+        reader.close()
+        beside.close()
+
+
 async def test_when_logs_that_may_not_go_fill_the_memory_nothing_is_admitted(autojump_clock: MockClock) -> None:
     async with open_rig(replay={"total_bytes": 10_000}) as r:
         _, reader = await r.open(attendance=PAUSE)

@@ -21,7 +21,7 @@ from tokenflow.dialects.errors import envelope
 from tokenflow.dialects.fields import Fields, body_fields, missing
 from tokenflow.dialects.openai_common import attendance, generation_request
 from tokenflow.dialects.openai_frames import DONE, dumps
-from tokenflow.errors import InvalidRequest, TokenflowError
+from tokenflow.errors import Cancelled, InvalidRequest, TokenflowError
 
 _NUMBERS = frozenset({"max_tokens", "seed", "top_k", "mirostat", "dry_allowed_length", "dry_range", "coalesce_ms", "n"})
 _FRACTIONS = frozenset(
@@ -29,6 +29,7 @@ _FRACTIONS = frozenset(
     | {"mirostat_tau", "mirostat_eta", "repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty"}
     | {"grace_s", "retention_s"}
 )
+CANCELLED = "The stream was cancelled."
 TEXT_CHARS = 10_000
 """Characters in one frame, so that its line keeps to the limit whatever they are."""
 
@@ -84,7 +85,13 @@ def complete(
     *,
     logprobs: bool = False,
 ) -> dict[str, Any]:
-    """The answer to `POST /generate`."""
+    """The answer to `POST /generate`, which has no place to say that it was cut short.
+
+    Raises:
+        Cancelled: it was.
+    """
+    if "cancelled" in reasons:
+        raise Cancelled(CANCELLED)
     return {
         "text": messages[0].text,
         "usage": {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion},
@@ -119,7 +126,7 @@ class SmallEncoder:
 
     def end(self, reasons: Sequence[FinishReason], usage: Usage, *, event_id: str | None = None) -> bytes:
         if "cancelled" in reasons:
-            return self.failure(TokenflowError("The stream was cancelled.", code="cancelled"), event_id=event_id)
+            return self.failure(Cancelled(CANCELLED), event_id=event_id)
         return sse.event("[DONE]", id=event_id) if event_id else DONE
 
     def failure(self, error: TokenflowError, *, event_id: str | None = None) -> bytes:

@@ -156,7 +156,7 @@ class Service:
     ) -> tuple[Stream, StreamReader]:
         """Judge `request`, find it a place, and start its stream with one reader from the beginning.
 
-        With an idempotency key that `key` has used before: a reader of that stream, if it is alive or complete.
+        With an idempotency key that `key` has used before: a reader of that stream, if it lives or is held complete.
 
         Args:
             digest: what tells one body from another, where there is an idempotency key.
@@ -210,7 +210,7 @@ class Service:
         known, stream = self._idempotent[key, request.idempotency_key]
         if known != digest:
             raise IdempotencyConflict("This Idempotency-Key was used before, with another body.")
-        return stream if stream.well else None
+        return stream if stream.repeatable else None
 
     async def _run(self, stream: Stream, name: tuple[str, str | None]) -> None:
         try:

@@ -141,8 +141,13 @@ class Stream:
 
     @property
     def well(self) -> bool:
-        """It is alive, or ended as it should: to attach to it is as good as to generate again."""
+        """It is alive, or ended as it should."""
         return None not in self._reasons or not (self.phase is Phase.DONE or self._scope.cancel_called)
+
+    @property
+    def repeatable(self) -> bool:
+        """To attach to it is as good as to generate again: it lives, or ended as it should and all of it is held."""
+        return self.well and (self.phase is not Phase.DONE or self._log.oldest == 1)
 
     @property
     def state(self) -> StreamState:
@@ -210,7 +215,12 @@ class Stream:
         self._regulate()
 
     def cancel(self, by: By, error: TokenflowError | None = None) -> None:
-        """End it now. `error` is what its readers get; without one, finish_reason `cancelled`. Repeatable."""
+        """End it now. `error` is what its readers get; without one, finish_reason `cancelled`. Repeatable.
+
+        Where it has ended already, a reader that would wait for credit is given the rest, and with it the end.
+        """
+        for reader in tuple(self._readers):
+            reader.let_go()
         self._stop(Outcome("cancelled", by) if error is None else Outcome("error", by, error.code), error)
 
     def pause(self) -> None:
@@ -529,6 +539,7 @@ class StreamReader:
         self.allowed = None if credit is None else after + credit
         """n of the last delta that it may be given; None: it does not count."""
         self._given = after
+        self._let_go = False
         self._news = trio.Event()
         try:
             self._cursor = log.attach(lambda: self._news.set(), after)
@@ -555,7 +566,7 @@ class StreamReader:
 
     def _within(self, records: list[Record[StreamEvent]]) -> list[Record[StreamEvent]]:
         """What the credit allows of them. The end costs nothing, nor does what is left when it came early."""
-        if self.allowed is None or not self.stream.well:
+        if self.allowed is None or self._let_go or not self.stream.well:
             return records
         room = max(0, self.allowed - self._cursor.n)
         if room < len(records) and not isinstance(records[room].event, Delta):
@@ -571,6 +582,11 @@ class StreamReader:
         self.allowed = (self._given if self.allowed is None else self.allowed) + records
         self._news.set()
         self.stream.allowed()
+
+    def let_go(self) -> None:
+        """The stream was cancelled: what is left comes whether it is allowed or not."""
+        self._let_go = True
+        self._news.set()
 
     def ack(self, n: int) -> None:
         """Everything up to `n` has been taken by whoever this reads for (over HTTP: by the kernel)."""
