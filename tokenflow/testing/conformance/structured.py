@@ -68,6 +68,7 @@ class Structured(Kit):
     @live
     async def test_a_stop_string_ends_what_is_certain(self, engine: Engine) -> None:
         """A stop string that the grammar demands is found all the same, wherever its tokens come from."""
+        need(engine, "grammar")
         request = await self.request(engine, grammar=CODE, stop=("number",), max_tokens=64, ignore_eos=False)
         stopped = await record(engine, request)
         assert re.fullmatch("[a-c]{2} is ", stopped.text)
