@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
+from tokenflow.chat.calls import CALLS
+from tokenflow.chat.reasoning import THINK
 from tokenflow.config import Config, Flag, KeyConfig, is_loopback, load, show
 from tokenflow.config.keys import dotted
 from tokenflow.config.load import SECTIONS, flatten
+from tokenflow.config.model import ChatConfig
 
 HASH = "0123456789abcdef" * 4
 MODEL = '[models.m]\nengine = "echo"\n'
@@ -62,6 +66,23 @@ def test_values_of_all_kinds(load_text) -> None:
 def test_plugin_files_are_relative_to_the_configuration(load_text, catalogue) -> None:
     load_text('plugins.files = ["a.py"]\n' + MODEL)
     assert catalogue.files == [Path("conf/a.py")]
+
+
+def test_a_models_chat_is_beside_its_engines_keys(load_text) -> None:
+    Path("conf/a.jinja").write_text("{{ messages }}")
+    chat = '[models.m.chat]\ntemplate_file = "a.jinja"\ntool_calls = "hermes"\ntemplate_kwargs = ["effort"]\n'
+    model = load_text(MODEL + "times = 3\n" + chat).config.models["m"]
+    assert model.options.times == 3
+    assert (model.chat.template_file, model.chat.tool_calls) == (Path("conf/a.jinja"), "hermes")
+    assert (model.chat.reasoning, model.chat.template_kwargs) == ("auto", ("effort",))
+    assert load_text(MODEL).config.models["m"].chat == ChatConfig()
+
+
+def test_chats_formats_are_those_that_can_be_read() -> None:
+    """The configuration is told of them by name, for it knows nothing of chat."""
+    hints = get_type_hints(ChatConfig)
+    assert set(get_args(hints["tool_calls"])) == {"auto", "none", "harmony", *CALLS}
+    assert set(get_args(hints["reasoning"])) == {"auto", "none", "harmony", *THINK}
 
 
 def test_only_what_is_named_is_asked_for(load_text, catalogue) -> None:

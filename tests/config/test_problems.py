@@ -234,6 +234,31 @@ WRONG_MODEL = {
         'engine = "echo"\nvoice = {name = "a", picth = 1}',
         "3: models.m.voice.picth: unknown key; did you mean pitch?",
     ),
+    "chat is no table": (
+        'engine = "echo"\nchat = "think"',
+        '3: models.m.chat: expected a table, got "think"; write `key = value` lines under its [header]',
+    ),
+    "chat's unknown key": (
+        'engine = "echo"\n[models.m.chat]\ntools = "x"',
+        "4: models.m.chat.tools: unknown key; did you mean tool_calls?",
+    ),
+    "chat's format": (
+        'engine = "echo"\n[models.m.chat]\nreasoning = "deep"',
+        '4: models.m.chat.reasoning: expected one of "auto", "none", "harmony", "mistral", "seed" or "think", '
+        'got "deep"; write a text like "auto"',
+    ),
+    "two templates": (
+        'engine = "echo"\n[models.m.chat]\ntemplate = "a"\ntemplate_file = "b"',
+        "3: models.m.chat: template and template_file are both set; take one",
+    ),
+    "no such template": (
+        'engine = "echo"\n[models.m.chat]\ntemplate_file = "no.jinja"',
+        "4: models.m.chat.template_file: there is no file conf/no.jinja; paths are relative to this file's folder",
+    ),
+    "a template's own name": (
+        'engine = "echo"\n[models.m.chat]\ntemplate_kwargs = ["tools"]',
+        "3: models.m.chat: template_kwargs has tools, which is the server's own to set; leave it out",
+    ),
     "the class's own rule": ('engine = "echo"\ntimes = 13', "1: models.m: times = 13 brings bad luck; take 12"),
     "too few items": ('engine = "echo"\npair = [1]', "3: models.m.pair[1]: too few items; add what is missing"),
     "too many items": (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenflow.core.types import ChatPrompt, Delta, TextPrompt, TokenLogprob, Usage
+from tokenflow.core.types import CallPiece, ChatPrompt, Delta, MessageDelta, TextPrompt, TokenLogprob, Usage
 from tokenflow.dialects.websocket import (
     Attach,
     Credit,
@@ -134,6 +134,24 @@ def test_the_frames_letter_by_letter() -> None:
         '4,"done":true,"finish_reason":"stop","usage":{"prompt_tokens":2,"completion_tokens":5,"total_tokens":7,'
         '"prompt_tokens_details":{"cached_tokens":0}}}'
     )
+
+
+def test_reasoning_and_calls_are_as_in_a_chunk() -> None:
+    encoder = Encoder("a", "s")
+    first = MessageDelta("Hi", 1, (), "Hm", (CallPiece(0, "c", "f", '{"a"'),))
+    assert json.loads(encoder.delta(1, 0, first))["delta"] == {
+        "reasoning_content": "Hm",
+        "content": "Hi",
+        "tool_calls": [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}],
+    }
+    second = MessageDelta("", 1, (), "", (CallPiece(0, arguments=":1}"),))
+    assert json.loads(encoder.delta(2, 0, second)) == {
+        "id": "a",
+        "stream": "s",
+        "n": 2,
+        "index": 0,
+        "delta": {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]},
+    }
 
 
 def test_several_choices_have_all_their_reasons() -> None:

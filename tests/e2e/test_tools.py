@@ -189,6 +189,15 @@ def test_one_call_at_most_where_they_may_not_be_parallel(client: openai.OpenAI) 
     assert ([call["arguments"] for call in heard.calls], heard.reasons) == ([ARGUMENTS[0]], ["tool_calls"])
 
 
+def test_a_dialect_that_knows_no_reasoning_tells_the_content(server: Server) -> None:
+    prompt = asking()["messages"][0]["content"]
+    with httpx2.Client(base_url=server.url, timeout=30.0) as http:
+        got = http.post("/v1/chat/stream", json={"model": "talker", "prompt": prompt}).content
+    *said, done = (event.data for event in Parser().feed(got))
+    assert "".join(json.loads(data)["content"] for data in said) == SAID.partition("</think>\n\n")[2]
+    assert done == "[DONE]"
+
+
 def test_without_tools_a_call_is_text(client: openai.OpenAI) -> None:
     for asked in (asking(tools=openai.omit), asking(tool_choice="none")):
         [heard], _ = streamed(client, **asked)

@@ -12,7 +12,16 @@ from tokenflow_synthetic.config import SyntheticConfig
 from tokenflow_synthetic.engine import SyntheticEngine, open_in_task
 
 from tokenflow.api import EnginePlugin, LifecycleEvent, SinkPlugin
-from tokenflow.config.model import Config, LimitsConfig, ReplayConfig, ServerConfig, StreamConfig, TimeoutsConfig
+from tokenflow.config.model import (
+    ChatConfig,
+    Config,
+    LimitsConfig,
+    ModelConfig,
+    ReplayConfig,
+    ServerConfig,
+    StreamConfig,
+    TimeoutsConfig,
+)
 from tokenflow.core.lifecycle import Ended
 from tokenflow.core.types import Delta, GenerationRequest, TextPrompt
 from tokenflow.engines.host import EngineHost
@@ -89,17 +98,19 @@ async def open_rig(
     server: dict[str, Any] | None = None,
     replay: dict[str, Any] | None = None,
     open_engine: Any = None,
+    chat: ChatConfig | None = None,
     **engine: Any,
 ) -> AsyncIterator[Rig]:
     """`async with open_rig(tokens_per_s=…, slots=…, timeouts={…}, stream={…}) as r:`, on a mock clock."""
+    options = SyntheticConfig(**{"directives": True} | engine)
     config = Config(
         server=ServerConfig(**server or {}),
         timeouts=TimeoutsConfig(**timeouts or {}),
         limits=LimitsConfig(**limits or {}),
         stream=StreamConfig(**stream or {}),
         replay=ReplayConfig(**replay or {}),
+        models={"m": ModelConfig(engine="synthetic", options=options, chat=chat or ChatConfig())},
     )
-    options = SyntheticConfig(**{"directives": True} | engine)
     plugin = EnginePlugin(
         name="synthetic", config=SyntheticConfig, open=open_engine or partial(open_in_task, step_s=STEP_S)
     )
