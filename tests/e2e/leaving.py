@@ -46,13 +46,16 @@ class Client:
         self.stream = stream
         self._h11 = h11.Connection(h11.CLIENT)
 
-    async def send(self, role: str, method: str, target: str, body: dict[str, Any] | None = None) -> None:
-        """Send a request, as `role`."""
+    async def send(
+        self, role: str, method: str, target: str, body: dict[str, Any] | None = None, **headers: str
+    ) -> None:
+        """Send a request, as `role`; `_` in a header's name is `-`."""
         if self._h11.our_state is h11.DONE:
             self._h11.start_next_cycle()
         data = b"" if body is None else json.dumps(body).encode()
-        headers = [("Host", "localhost"), ("Authorization", f"Bearer {role}"), ("Content-Length", str(len(data)))]
-        request = h11.Request(method=method, target=target, headers=headers)
+        fields = [("Host", "localhost"), ("Authorization", f"Bearer {role}"), ("Content-Length", str(len(data)))]
+        fields += [(name.replace("_", "-"), value) for name, value in headers.items()]
+        request = h11.Request(method=method, target=target, headers=fields)
         pieces = [self._h11.send(request), self._h11.send(h11.Data(data)), self._h11.send(h11.EndOfMessage())]
         await self.stream.send_all(b"".join(piece or b"" for piece in pieces))
 
@@ -64,8 +67,8 @@ class Client:
         """A whole answer, which is JSON."""
         await self.head()
         body = b""
-        while isinstance(event := await self._next(), h11.Data):
-            body += event.data
+        while (piece := await self.piece()) is not None:
+            body += piece
         return json.loads(body)
 
     async def head(self) -> None:
@@ -73,12 +76,17 @@ class Client:
         event = await self._next()
         assert isinstance(event, h11.Response) and event.status_code == 200, event
 
+    async def piece(self) -> bytes | None:
+        """The next piece of the body as it comes; None at its end."""
+        event = await self._next()
+        return bytes(event.data) if isinstance(event, h11.Data) else None
+
     async def read(self, tokens: int) -> None:
         """Read a stream up to at least so many tokens, each an event of its own."""
         while tokens > 0:
-            event = await self._next()
-            assert isinstance(event, h11.Data), event
-            tokens -= event.data.count(b"data: ")
+            piece = await self.piece()
+            assert piece is not None
+            tokens -= piece.count(b"data: ")
 
     def leave(self, how: str) -> Left:
         """Leave now. Nothing in here waits, so nothing comes between reading the clock and leaving."""

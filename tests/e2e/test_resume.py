@@ -225,6 +225,18 @@ async def test_openai_events_carry_ids_and_are_read_on_from_any_of_them(port: in
     assert answer.status == 204
 
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 2, "n": 3}, {"coalesce_ms": 20, "logprobs": 1}])
+async def test_read_on_from_anywhere_the_rest_is_the_same_bytes(port: int, fields: dict[str, Any]) -> None:
+    async with connect(port) as wire:
+        id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=12, **fields))
+        whole = await wire.body()
+    for n in range(1, whole.count(b"\nid: ")):
+        async with connect(port) as wire:
+            await opened(wire, "GET", f"/v1/streams/{id}", Last_Event_ID=f"{id}:{n}", **SSE)
+            rest = await wire.body()
+        assert whole.endswith(b"\n\n" + rest) and rest.startswith((f"id: {id}:{n + 1}\n".encode(), b"data: {"))
+
+
 async def test_heartbeats_on_a_stream_with_ids_are_one_line(port: int) -> None:
     async with connect(port) as wire:
         prompt = directive(hang_at=2)

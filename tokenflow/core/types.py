@@ -256,6 +256,8 @@ class Delta:
     text: str
     tokens: int = 1
     logprobs: tuple[TokenLogprob, ...] = ()
+    offset: int = field(default=0, kw_only=True)
+    """Characters of the tokens before, where each has a log-probability. The stream counts them, not the engine."""
 
     @property
     def has_content(self) -> bool:

@@ -114,7 +114,7 @@ class ChatEncoder(StreamEncoder):
     def _finish_open(self, index: int) -> bytes:
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":' % index
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         return logprobs_object(entries)
 
 

@@ -134,13 +134,9 @@ def _top(entry: TokenLogprob) -> dict[str, float]:
 
 
 class CompletionsEncoder(StreamEncoder):
-    """`text_completion` frames. `text_offset` counts from where this encoder began."""
+    """`text_completion` frames."""
 
     object = "text_completion"
-
-    def __init__(self, id: str, model: str, created: int, include_usage: bool, choices: int = 1) -> None:
-        super().__init__(id, model, created, include_usage, choices)
-        self._offsets = [0] * choices
 
     def _choice_open(self, index: int) -> bytes:
         return b'{"index":%d,"text":' % index
@@ -151,9 +147,7 @@ class CompletionsEncoder(StreamEncoder):
     def _finish_open(self, index: int) -> bytes:
         return b'{"index":%d,"text":"","logprobs":null,"finish_reason":' % index
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        offset = self._offsets[index]
-        self._offsets[index] += sum(len(entry.token) for entry in entries)
+    def _logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
         return _logprobs_object(entries, offset)
 
 

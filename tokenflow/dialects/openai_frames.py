@@ -98,8 +98,8 @@ class StreamEncoder:
         """A choice that ended, up to where the finish reason's JSON string goes."""
         raise NotImplementedError
 
-    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The value of a choice's `logprobs`."""
+    def _logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+        """The value of a choice's `logprobs`, with so many characters of tokens before them."""
         raise NotImplementedError
 
     # --- frames ---
@@ -142,8 +142,10 @@ class StreamEncoder:
         texts = [delta.text[at : at + size] for at in range(0, len(delta.text), size)]
         groups = _grouped(delta.logprobs, share)
         middle = self._choice_close()
+        offset = delta.offset
         for text, group in zip_longest(texts, groups):
-            logprobs = b"null" if group is None else dumps(self._logprobs(index, group))
+            logprobs = b"null" if group is None else dumps(self._logprobs(group, offset))
+            offset += sum([len(entry.token) for entry in group or ()])
             yield (
                 self._before[index]
                 + utf8(encode_basestring(text or ""))

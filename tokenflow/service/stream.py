@@ -129,6 +129,9 @@ class Stream:
         self._forgotten = trio.Event()  # its log had to make room
         self._held_by_client = False  # paused through the API
         self._reasons: list[FinishReason | None] = [None] * len(sequences)
+        self._offsets = [0] * len(
+            sequences
+        )  # see Delta.offset: in the record, for who comes back and has none before it
         self._untold = [0] * len(sequences)  # tokens whose text is held: they count with the next delta
         self._ended_as = Outcome("stop", "engine")  # until it has ended
         self._admitted_at = now
@@ -468,6 +471,9 @@ class Stream:
 
     def _append(self, index: int, delta: Delta, events: int) -> None:
         self._logged += events
+        if delta.logprobs:
+            delta = replace(delta, offset=self._offsets[index])
+            self._offsets[index] += sum([len(token.token) for token in delta.logprobs])
         self._log.append(delta, index, 1, size=delta.memory_bytes)
         if events > 1:
             self._regrant()
