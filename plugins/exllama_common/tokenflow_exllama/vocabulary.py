@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
-from tokenflow.api import InvalidRequest
+from tokenflow.api import Grammars, InvalidRequest
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTROL_LIKE = re.compile(r"<\|.*\|>")
@@ -57,6 +57,10 @@ class Vocabulary:
         self.bos = self._name(tokenizer.bos_token_id)
         self.eos = self._name(tokenizer.eos_token_id)
         self._lead = self._added_lead()
+
+    def shown(self, names: frozenset[str]) -> dict[int, bytes]:
+        """Bytes of those control tokens, for a sequence whose text is to have them."""
+        return {self._controls[name]: name.encode() for name in names if name in self._controls}
 
     def _name(self, token: int | None) -> str:
         return "" if token is None else self.texts[token].decode(errors="replace")
@@ -112,6 +116,11 @@ class Vocabulary:
             return b"".join([self.pieces[token] for token in tokens])
         visible = {self._controls[name] for name in shown if name in self._controls}
         return b"".join([self.texts[token] if token in visible else self.pieces[token] for token in tokens])
+
+    def grammars(self) -> Grammars:
+        """What compiles grammars for it. Takes some tenths of a second, and the interpreter's lock meanwhile."""
+        specials = [token for token, piece in enumerate(self.pieces) if not piece]
+        return Grammars(self.texts, ends=sorted(self.ends), specials=specials, tokenize=self.tokenize)
 
     def check(self, tokens: list[int] | tuple[int, ...]) -> None:
         """ValueError for a token that is not in the vocabulary."""

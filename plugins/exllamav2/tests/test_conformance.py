@@ -25,15 +25,18 @@ class TestRig(EngineConformance):
         return lambda: open_exllamav2(config, partial(load_rig, paged=self.paged))
 
 
+@pytest.mark.stress
 class TestUnpaged(TestRig):
     """Without flash-attn: one slot."""
 
     paged = False
 
 
+@pytest.mark.stress
 class TestGuessing(TestRig):
     options: ClassVar = {"draft_model": "another"}
 
 
+@pytest.mark.stress
 class TestGuessingFromItsOwnText(TestRig):
     options: ClassVar = {"ngram_draft": True}

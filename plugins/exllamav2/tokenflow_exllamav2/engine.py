@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import trio
 
-from tokenflow.api import EngineStats, LoopEngine, StepLoop, serving
+from tokenflow.api import EngineStats, Grammars, LoopEngine, StepLoop, serving
 from tokenflow_exllamav2.config import Exl2Config
 from tokenflow_exllamav2.stepper import Exl2Stepper, Load, load_model
 
@@ -22,10 +22,11 @@ class Exl2Engine(LoopEngine):
     Args:
         loop: being served.
         stepper: its stepper, open.
+        grammars: of its vocabulary, entered; None: it is asked for none.
     """
 
-    def __init__(self, loop: StepLoop, stepper: Exl2Stepper) -> None:
-        super().__init__(loop, stepper.info)
+    def __init__(self, loop: StepLoop, stepper: Exl2Stepper, grammars: Grammars | None = None) -> None:
+        super().__init__(loop, stepper.info, grammars)
         self._stepper = stepper
         self._vocabulary = stepper.vocabulary
         self._tokenizing = trio.CapacityLimiter(2)  # tokenizing has no need to take more cores from sampling
@@ -59,4 +60,6 @@ async def open_exllamav2(config: Exl2Config, load: Load = load_model) -> AsyncGe
     stepper = Exl2Stepper(config, load)
     loop = StepLoop(stepper)
     async with serving(loop):
-        yield Exl2Engine(loop, stepper)
+        grammars = await trio.to_thread.run_sync(stepper.vocabulary.grammars)
+        async with grammars:
+            yield Exl2Engine(loop, stepper, grammars)

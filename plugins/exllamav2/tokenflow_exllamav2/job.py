@@ -16,6 +16,7 @@ What the library leaves open is settled here, where it calls its jobs:
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, TypeVar
 
 import torch
@@ -23,11 +24,13 @@ from exllamav2.generator import ExLlamaV2DynamicJob
 from exllamav2.generator.dynamic import _randomhash, _tensor_hash_checksum
 from tokenflow_exllama.vocabulary import Vocabulary, bytewise_cases
 
-from tokenflow.api import Sequence, TokenLogprob
+from tokenflow.api import Matcher, Sequence, TokenLogprob
 from tokenflow_exllamav2.sampling import Ranking, forget_repetitions
 
 T = TypeVar("T")
 
+_NOTHING = (torch.zeros((1, 1), dtype=torch.long), None, None, None, None)
+"""What is drawn for a job that has failed."""
 _HELD = ("held_text", "held_tokens", "held_k_tokens", "held_k_probs", "held_probs", "held_logits", "full_completion")
 
 
@@ -47,13 +50,16 @@ class Exl2Job(ExLlamaV2DynamicJob):  # type: ignore[misc]  # the library has no 
         super().__init__(
             input_ids=torch.tensor([request.prompt], dtype=torch.long),
             max_new_tokens=request.max_tokens + guesses,
-            min_new_tokens=request.max_tokens if request.ignore_eos else 0,  # until then what ends is ruled out
+            # Until then what ends is ruled out; but where a grammar ends, nothing else is left.
+            min_new_tokens=request.max_tokens if request.ignore_eos and owner.matcher is None else 0,
             gen_settings=settings,
             seed=None if seed is None else seed % (1 << 64),  # of an integer's sign `random` takes no notice
             stop_conditions=sorted(vocabulary.ends),
             banned_strings=sorted(banned),
         )
         self.owner = owner
+        self.shown = vocabulary.shown(request.shown)
+        """Control tokens that have a text here."""
         self._vocabulary = vocabulary
         self._alternatives = request.logprobs
         self._ranking: Ranking | None = None
@@ -67,7 +73,8 @@ class Exl2Job(ExLlamaV2DynamicJob):  # type: ignore[misc]  # the library has no 
         self.logprobs: list[TokenLogprob] = []
         """Of each of them, where asked for."""
         self.ended: str | None = None
-        """Why it has: `stop_token` (then that token is the last one said), `max_new_tokens`."""
+        """Why it has: `stop_token` (then that token is the last one said), `end_filter` (its grammar's), or
+        `max_new_tokens`."""
 
     @property
     def sequence(self) -> Any:
@@ -99,19 +106,22 @@ class Exl2Job(ExLlamaV2DynamicJob):  # type: ignore[misc]  # the library has no 
         return int(self.sequence.kv_position - self.cached_pages * self.generator.page_size - self.cached_tokens)
 
     def receive_logits(self, logits: torch.Tensor) -> tuple[Any, ...]:
-        return self._alone(lambda: self._draw(logits)) or (
-            torch.zeros((1, 1), dtype=torch.long),
-            None,
-            None,
-            None,
-            None,
-        )
+        return self._alone(lambda: self._draw(logits)) or _NOTHING
 
     def _draw(self, logits: torch.Tensor) -> tuple[Any, ...]:
         if self._alternatives is not None:  # now, for the sampler changes them
             self._ranking = Ranking(logits, self._alternatives, self._vocabulary.size)
+        if self.owner.matcher is not None:
+            logits[..., : self._vocabulary.size].masked_fill_(self._ruled_out(self.owner.matcher), -inf)
         drawn: tuple[Any, ...] = super().receive_logits(logits)
         return drawn
+
+    def _ruled_out(self, matcher: Matcher) -> torch.Tensor:
+        """Of each token, whether the grammar has no place for it here."""
+        mask = torch.frombuffer(bytearray(matcher.mask()), dtype=torch.uint8) == 0
+        if matcher.ended:  # only the mask has shown that nothing can follow
+            mask[sorted(self._vocabulary.ends)] = False
+        return mask[: self._vocabulary.size]
 
     def receive_sample(
         self,
@@ -129,15 +139,23 @@ class Exl2Job(ExLlamaV2DynamicJob):  # type: ignore[misc]  # the library has no 
         def receive() -> tuple[bool, Any]:
             if self._ranking is not None:
                 self._held_logprobs.append(self._ranking.of(int(next_token), self._vocabulary))
-            drawn = (next_token, next_k_tokens, next_k_probs, next_prob)
+            drawn = (next_token, next_k_tokens, next_k_probs, next_prob, self._ends_grammar(int(next_token)))
             take = super(Exl2Job, self).receive_sample
-            received = self._filling(lambda: take(logits, *drawn, filter_eos, own, first_sample_in_sd_batch))
+            received = self._filling(lambda: take(logits, *drawn, own, first_sample_in_sd_batch))
             self._keep(own[0])
             return received
 
         self.evaluated += not self._begun  # a prompt's last token has no part in its prefill
         self._begun = True
         return self._alone(receive) or (True, next_token)  # "it has ended": its pages go back with all those who end
+
+    def _ends_grammar(self, token: int) -> bool:
+        """Nothing can follow it."""
+        matcher = self.owner.matcher
+        if matcher is None or token in self._vocabulary.ends:
+            return False
+        matcher.accept(token)
+        return matcher.ended
 
     def _alone(self, act: Callable[[], T]) -> T | None:
         if self.failure is None:

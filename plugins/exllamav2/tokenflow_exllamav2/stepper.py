@@ -107,6 +107,8 @@ class Exl2Stepper:
             self.vocabulary.check(request.prompt)
         except ValueError as exc:
             raise InvalidRequest(str(exc), param="prompt") from exc
+        if request.grammar is not None and request.sampling.banned_strings:
+            raise InvalidRequest("Banned strings cannot be taken out of a text of a grammar.", param="banned_strings")
         settings = self._loaded.samplers.make(request.sampling)
         job = Exl2Job(seq, self.vocabulary, settings, self._config.guesses)
         try:
@@ -169,17 +171,17 @@ class Exl2Stepper:
         """What a step made of one sequence. None: nothing, for it prefills, waits for pages, or has its text held."""
         if job.failure is not None:
             error = job.failure
-            return Step(error=error if isinstance(error, EngineError) else _failed(error))
+            return Step(error=error if isinstance(error, EngineError | InvalidRequest) else _failed(error))
         tokens, logprobs = job.said, tuple(job.logprobs)
         if not tokens:
             return None
         job.said, job.logprobs = [], []
-        pieces = [self.vocabulary.pieces[token] for token in tokens]
+        pieces = [self.vocabulary.pieces[token] or job.shown.get(token, b"") for token in tokens]
         text = b"".join(pieces)
         if job.ended == "stop_token":
             return Step(len(tokens), text, "stop", logprobs[:-1])
-        if job.ended is None:
-            return Step(len(tokens), text, None, logprobs)
+        if job.ended != "max_new_tokens":
+            return Step(len(tokens), text, None if job.ended is None else "stop", logprobs)
         # The library ends a job before it looks for banned strings: one may have come whole with the last token.
         certain = before_banned(text, job.owner.request.sampling.banned_strings)
         while logprobs and len(text) > len(certain):
