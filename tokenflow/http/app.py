@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from quart import Response, g, request
+from quart import Response, g, has_request_context, request, websocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, UnsupportedMediaType
 
@@ -15,7 +15,7 @@ from tokenflow.http.auth import OPEN, authenticate
 from tokenflow.http.connection import Connection
 from tokenflow.http.pages import Pages
 from tokenflow.http.routes import debug, generation, models, probes, streams, tokens, ws
-from tokenflow.http.transport import Traffic
+from tokenflow.http.transport import ClientDisconnected, Traffic
 from tokenflow.http.websocket import WebsocketConnection
 from tokenflow.service.service import Service
 
@@ -62,6 +62,7 @@ def create_app(service: Service, traffic: Traffic | None = None) -> QuartTrio:
     app.before_request(_refuse_codings)
     app.register_error_handler(TokenflowError, _refuse)
     app.register_error_handler(HTTPException, partial(_refuse_http, traffic))
+    app.register_error_handler(ClientDisconnected, _left)
     app.register_error_handler(Exception, _fault)
     for routes in (generation, streams, models, tokens, debug, ws):
         routes.register(app, service)
@@ -69,14 +70,14 @@ def create_app(service: Service, traffic: Traffic | None = None) -> QuartTrio:
     return app
 
 
-def _refuse(error: TokenflowError) -> Response:
+async def _refuse(error: TokenflowError) -> Response:
     response = refusal(error)
     log.info("%s %s %s: %d %s", request.method, request.path, g.get("key", "-"), response.status_code, error.code)
     error.__traceback__ = None  # a stream's error is kept with its log: not the frames of this request too
     return response
 
 
-def _refuse_http(traffic: Traffic, error: HTTPException) -> Response:
+async def _refuse_http(traffic: Traffic, error: HTTPException) -> Response:
     if error.code in BODY_REASONS:
         traffic.refused[BODY_REASONS[error.code]] += 1
     return http_refusal(error)
@@ -88,7 +89,13 @@ async def _refuse_codings() -> None:
         raise UnsupportedMediaType("The body must not be compressed; send it without Content-Encoding.")
 
 
-def _fault(error: Exception) -> Response:
+async def _left(error: ClientDisconnected) -> Response:
+    """The client went while its handler was at work. There is nobody to answer."""
+    return Response(b"", status=499)
+
+
+async def _fault(error: Exception) -> Response:
     """A fault of ours: the log has all of it, the client a word."""
-    log.error("%s %s failed", request.method, request.path, exc_info=error)
+    what = f"{request.method} {request.path}" if has_request_context() else f"websocket {websocket.path}"
+    log.error("%s failed", what, exc_info=error)
     return refusal(TokenflowError("The server failed on this request; its log says why."))
