@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenflow.core.types import CallPiece, MessageDelta, TokenLogprob, Tools
+from tokenflow.core.types import CallPiece, Delta, MessageDelta, TokenLogprob, Tools
 
 MAX_NAME_CHARS = 256
 
@@ -20,7 +20,7 @@ class Channel:
     __slots__ = ("_held", "_new", "chars", "fresh", "holds")
 
     def __init__(self, *, fresh: bool, holds: bool) -> None:
-        self._new: list[str] = []
+        self._new = ""
         self._held = ""
         self.chars = 0
         """Characters said so far."""
@@ -48,7 +48,7 @@ class Channel:
 
     def _say(self, text: str) -> None:
         self.chars += len(text)
-        self._new.append(text)
+        self._new += text
 
     def pause(self) -> None:
         """Another message begins in the same text."""
@@ -63,10 +63,7 @@ class Channel:
             self._held = ""
 
     def take(self) -> str:
-        if not self._new:
-            return ""
-        text = "".join(self._new)
-        self._new.clear()
+        text, self._new = self._new, ""
         return text
 
 
@@ -170,8 +167,13 @@ class MessageBuilder:
         """Characters of everything else so far."""
         return self._reasoning.chars + self._call_chars
 
-    def take(self, tokens: int, logprobs: tuple[TokenLogprob, ...] = ()) -> MessageDelta | None:
+    def take(self, tokens: int, logprobs: tuple[TokenLogprob, ...] = ()) -> Delta | None:
         """What was found since it was last asked; None: nothing."""
-        delta = MessageDelta(self._content.take(), tokens, logprobs, self._reasoning.take(), tuple(self._calls))
-        self._calls.clear()
-        return delta if delta.has_content else None
+        text, reasoning = self._content.take(), self._reasoning.take()
+        calls: tuple[CallPiece, ...] = ()
+        if self._calls:
+            calls = tuple(self._calls)
+            self._calls.clear()
+        if reasoning or calls:
+            return MessageDelta(text, tokens, logprobs, reasoning, calls)
+        return Delta(text, tokens, logprobs) if text or logprobs else None

@@ -16,7 +16,7 @@ from tokenflow.chat.harmony import harmony
 from tokenflow.chat.message import MessageBuilder
 from tokenflow.chat.reasoning import Think
 from tokenflow.chat.source import Read, Source
-from tokenflow.core.types import Delta, FinishReason, MessageDelta, TokenLogprob, Tools
+from tokenflow.core.types import Delta, FinishReason, TokenLogprob, Tools
 
 
 class MessageReader:
@@ -49,14 +49,16 @@ class MessageReader:
             self._reading = harmony(source, message)
         else:
             self._reading = _read(source, message, think, opened, calls if tools is not None else None)
-        self._scores = Scores()
+        self._scores: Scores | None = None
         self._go_on()
 
-    def take(self, delta: Delta) -> MessageDelta | None:
+    def take(self, delta: Delta) -> Delta | None:
         """What is certain with `delta`; None: all of it is held."""
-        if not delta.logprobs and not self._scores.waiting:
-            self._push(delta.text)
-            return self._message.take(delta.tokens)
+        if self._scores is None:
+            if not delta.logprobs:
+                self._push(delta.text)
+                return self._message.take(delta.tokens)
+            self._scores = Scores()
         logprobs: list[TokenLogprob] = []
         for text, entry in self._scores.split(delta.text, delta.logprobs):
             content, other = self._message.content_chars, self._message.other_chars
@@ -65,13 +67,14 @@ class MessageReader:
             logprobs += self._scores.told(text, entry, said, other=self._message.other_chars > other)
         return self._message.take(delta.tokens, tuple(logprobs))
 
-    def finish(self, reason: FinishReason) -> tuple[MessageDelta | None, FinishReason]:
+    def finish(self, reason: FinishReason) -> tuple[Delta | None, FinishReason]:
         """The sequence has ended: what was held, and why it ended as a client sees it."""
         content = self._message.content_chars
         self._source.end(cut=reason != "stop")
         self._go_on()
         self._message.finish()
-        logprobs = self._scores.told("", None, self._message.content_chars - content, other=False)
+        said = self._message.content_chars - content
+        logprobs = [] if self._scores is None else self._scores.told("", None, said, other=False)
         if reason == "stop" and self._message.begun and not self._message.open:
             reason = "tool_calls"
         return self._message.take(0, tuple(logprobs)), reason
@@ -116,10 +119,6 @@ class Scores:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._coming: deque[tuple[str, TokenLogprob]] = deque()
         self._untold: list[tuple[int, TokenLogprob]] = []
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self._coming or self._untold)
 
     def split(self, text: str, entries: tuple[TokenLogprob, ...]) -> Iterator[tuple[str, TokenLogprob | None]]:
         """The text in pieces, each with the entry of the token that it ends."""

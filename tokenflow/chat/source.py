@@ -29,20 +29,14 @@ class Marks:
     """Strings to be looked for, none the beginning of another."""
 
     def __init__(self, *marks: str) -> None:
-        self._pattern = re.compile("|".join(map(re.escape, marks)))
-        self._heads = frozenset(mark[:size] for mark in marks for size in range(1, len(mark)))
-        self._firsts = frozenset(mark[0] for mark in marks)
-        self._longest = max(map(len, marks))
-
-    def search(self, text: str, at: int) -> re.Match[str] | None:
-        return self._pattern.search(text, at)
-
-    def open_from(self, text: str, at: int) -> int:
-        """Where a mark may have begun that is not whole yet; the end of the text if nowhere."""
-        for start in range(max(at, len(text) - self._longest + 1), len(text)):
-            if text[start] in self._firsts and text[start:] in self._heads:
-                return start
-        return len(text)
+        heads = {mark[:size] for mark in marks for size in range(1, len(mark))}
+        whole = "|".join(map(re.escape, marks))
+        begun = "|".join(map(re.escape, sorted(heads, key=len, reverse=True)))
+        # What most text has neither of is found out in one search.
+        self.find = re.compile(f"({whole})|(?:{begun})\\Z" if begun else f"({whole})").search
+        """The first mark, as group 1, or else what may become one at the end of the text, without a group."""
+        self.find_whole = re.compile(f"({whole})").search
+        """The first mark."""
 
 
 class Source:
@@ -101,18 +95,15 @@ class Source:
             within: the text is within a call, so where it was stopped in what may be a mark, that was one.
         """
         while True:
-            found = marks.search(self.text, self.at)
-            if found is not None:
-                end = found.start()
-            else:
-                whole = self.ended and not (within and self.cut)
-                end = len(self.text) if whole else marks.open_from(self.text, self.at)
+            certain = self.ended and not (within and self.cut)
+            found = (marks.find_whole if certain else marks.find)(self.text, self.at)
+            end = len(self.text) if found is None else found.start()
             if end > self.at:
                 piece, self.at = self.text[self.at : end], end
                 sink(piece)
-            if found is not None:
+            if found is not None and found[1] is not None:
                 self.at = found.end()
-                return found[0]
+                return str(found[1])
             if self.ended:
                 return None
             yield

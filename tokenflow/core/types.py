@@ -287,7 +287,7 @@ class CallPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageDelta(Delta):
-    """A delta of a chat whose model says more than text. `text` is the message's own content."""
+    """A delta with more in it than text, which is the message's own content."""
 
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
