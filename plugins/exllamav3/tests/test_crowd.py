@@ -22,6 +22,7 @@ from tokenflow_exllamav3.stepper import Exl3Stepper
 from plugins.exllama_common.tests.table import GREEDY, Table
 from tokenflow.api import Dry, Sampling, SequenceRequest, StepLoop, serving
 from tokenflow.testing.fakes import Recorder, company
+from tokenflow.testing.instruments import ordered_by
 
 from .rig.model import hash_load
 
@@ -99,10 +100,6 @@ class Crowd:
                     await recorder.returned.wait()
                 nursery.cancel_scope.cancel()
             self.check(recorders)
-        del recorders, group, engine
-        self.broken.clear()
-        gc.collect()
-        assert not [thing for thing in gc.get_objects() if type(thing) is Exl3Job], "jobs are left behind"
 
     async def pace(self, loop: StepLoop) -> None:
         """Between two steps: time passes, somebody's sampler may break, and the library's own books are checked."""
@@ -165,4 +162,7 @@ def test_two_hundred_crowds(share: Callable[[int], int]) -> None:
 
 
 def play(seed: int) -> None:
-    trio.run(Crowd(seed).run, clock=trio.testing.MockClock(autojump_threshold=0))
+    with ordered_by(seed):
+        trio.run(Crowd(seed).run, clock=trio.testing.MockClock(autojump_threshold=0))
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Exl3Job], "jobs are left behind"
