@@ -125,8 +125,8 @@ class SyntheticStepper:
                 yield from self._fault(seq, row)
                 continue
             yield seq, self._take(seq, row)
-            if row.interval_s:  # late: no catching up by more than the token that is late
-                row.due = max(row.due + row.interval_s, now)
+            if row.interval_s:  # at the same moments for all sequences, as in a batch; what is late is not caught up
+                row.due = (now // row.interval_s + 1) * row.interval_s
 
     def _take(self, seq: Sequence, row: Row) -> Step:
         if not row.made:
