@@ -26,7 +26,7 @@ def store(records: int) -> tuple[LogStore, Clock]:
 
 
 def fill(log: ReplayLog[str], count: int, *, read: bool = True) -> None:
-    reader = log.attach(lambda: None, after=log.head)
+    reader = log.attach(lambda _: None, after=log.head)
     for _ in range(count):
         n = log.append("x", size=50)
         if read:
@@ -94,7 +94,7 @@ def test_the_expired_go_first_then_the_ended_that_were_read_longest_ago_then_the
     assert logs.bytes == held(live)[0] * EACH < logs.total_bytes
     assert logs.evicted_records == 30 + 141 - held(live)[0]
     with pytest.raises(ResumeWindowLost):
-        unread.attach(lambda: None)
+        unread.attach(lambda _: None)
 
 
 def test_when_nothing_may_go_there_is_no_room() -> None:

@@ -61,17 +61,17 @@ class ReplayMachine(RuleBasedStateMachine):
     def attach(self, data: st.DataObject) -> None:
         after = data.draw(st.integers(self.trimmed, len(self.all)))
         woken: list[int] = []
-        self.readers.append((self.log.attach(lambda: woken.append(self.log.head), after), woken))
+        self.readers.append((self.log.attach(lambda _: woken.append(self.log.head), after), woken))
         self.places.append(after)
         self.moved()
 
     @rule(beyond=st.integers(1, 3))
     def attach_out_of_range(self, beyond: int) -> None:
         with pytest.raises(ValueError, match="lies ahead"):
-            self.log.attach(lambda: None, len(self.all) + beyond)
+            self.log.attach(lambda _: None, len(self.all) + beyond)
         if self.trimmed - beyond >= 0:
             with pytest.raises(ResumeWindowLost) as caught:
-                self.log.attach(lambda: None, self.trimmed - beyond)
+                self.log.attach(lambda _: None, self.trimmed - beyond)
             assert caught.value.details["oldest"] == self.trimmed + 1
             assert caught.value.details["last"] == len(self.all)
 
@@ -136,20 +136,20 @@ def test_without_a_reader_nothing_is_accepted() -> None:
     log: ReplayLog[str] = ReplayLog(credited.append)
     for event in "abc":
         log.append(event, source=0, events=1)
-    cursor = log.attach(lambda: None)
+    cursor = log.attach(lambda _: None)
     cursor.detach()
     assert credited == []
-    assert log.attach(lambda: None).peek() == [Record(n, e, 0, 1, RECORD_BYTES) for n, e in enumerate("abc", 1)]
+    assert log.attach(lambda _: None).peek() == [Record(n, e, 0, 1, RECORD_BYTES) for n, e in enumerate("abc", 1)]
 
 
 def test_a_reader_that_attaches_ahead_paces_at_once() -> None:
     """Otherwise it would wait for an engine that waits for credit, which only its own next ack could give."""
     credited: list[Record[str]] = []
     log: ReplayLog[str] = ReplayLog(credited.append)
-    slow = log.attach(lambda: None)
+    slow = log.attach(lambda _: None)
     for event in "abc":
         log.append(event, source=0, events=1)
-    log.attach(lambda: None, after=3)
+    log.attach(lambda _: None, after=3)
     assert [record.event for record in credited] == ["a", "b", "c"]
     assert len(slow.peek()) == 3
 
@@ -158,7 +158,7 @@ def test_a_reader_that_takes_the_seal_inline_is_at_its_end() -> None:
     ends: list[bool] = []
     log: ReplayLog[str] = ReplayLog(lambda record: None)
 
-    def take() -> None:
+    def take(_: Record[str]) -> None:
         cursor.ack(log.head)
         ends.append(cursor.at_end)
 
@@ -171,8 +171,8 @@ def test_a_reader_that_takes_the_seal_inline_is_at_its_end() -> None:
 def test_a_reader_that_leaves_inside_its_wake_takes_nobodys_turn() -> None:
     log: ReplayLog[str] = ReplayLog(lambda record: None)
     woken: list[str] = []
-    first = log.attach(lambda: first.detach())
-    log.attach(lambda: woken.append("second"))
+    first = log.attach(lambda _: first.detach())
+    log.attach(lambda _: woken.append("second"))
     log.append("a")
     assert woken == ["second"]
 
@@ -187,7 +187,7 @@ def test_credit_given_inline_may_append_at_once() -> None:
         if record.n < 5:
             log.append("next", 0, 1)
 
-    cursor = log.attach(lambda: cursor.ack(log.head))
+    cursor = log.attach(lambda _: cursor.ack(log.head))
     log.append("first", 0, 1)
     assert order == [1, 2, 3, 4, 5]
     assert cursor.peek() == []
@@ -195,7 +195,7 @@ def test_credit_given_inline_may_append_at_once() -> None:
 
 def test_a_reader_that_has_left_reads_on_only_while_its_records_are_there() -> None:
     log: ReplayLog[str] = ReplayLog(lambda record: None)
-    left, other = log.attach(lambda: None), log.attach(lambda: None)
+    left, other = log.attach(lambda _: None), log.attach(lambda _: None)
     left.detach()
     log.append("a")
     assert [record.event for record in left.peek()] == ["a"]
@@ -213,20 +213,20 @@ def kept(bounds: Bounds | None = None, **more: Any) -> ReplayLog[str]:
 
 def test_a_kept_log_holds_what_everybody_has() -> None:
     log = kept()
-    reader = log.attach(lambda: None)
+    reader = log.attach(lambda _: None)
     for event in "abc":
         log.append(event)
     reader.ack(3)
     reader.detach()
-    assert [record.event for record in log.attach(lambda: None).peek()] == ["a", "b", "c"]
-    assert [record.event for record in log.attach(lambda: None, after=2).peek()] == ["c"]
+    assert [record.event for record in log.attach(lambda _: None).peek()] == ["a", "b", "c"]
+    assert [record.event for record in log.attach(lambda _: None, after=2).peek()] == ["c"]
 
 
 @pytest.mark.parametrize("bounds", [Bounds(records=80), Bounds(bytes=80 * (RECORD_BYTES + 10))])
 def test_a_kept_log_keeps_its_bound_and_tells_who_falls_out(bounds: Bounds) -> None:
     changes: list[int] = []
     log = kept(bounds, on_grow=changes.append)
-    fast, slow = log.attach(lambda: None), log.attach(lambda: None)
+    fast, slow = log.attach(lambda _: None), log.attach(lambda _: None)
     for i in range(1000):
         fast.ack(log.append(str(i), size=10))
         held = log.statistics()
@@ -242,7 +242,7 @@ def test_a_kept_log_keeps_its_bound_and_tells_who_falls_out(bounds: Bounds) -> N
 
 def test_what_the_fastest_reader_lacks_is_never_dropped() -> None:
     log = kept(Bounds(records=8))
-    reader = log.attach(lambda: None)
+    reader = log.attach(lambda _: None)
     for i in range(100):
         log.append(str(i))
     assert [record.event for record in reader.peek()] == [str(i) for i in range(100)]
@@ -255,7 +255,7 @@ def test_running_on_accepts_while_nobody_reads_and_waits_for_who_comes_back() ->
     for i in range(10):
         log.append(str(i))
     assert credited == list(range(1, 11))
-    reader = log.attach(lambda: None, after=4)
+    reader = log.attach(lambda _: None, after=4)
     assert log.behind
     log.append("more")
     assert len(credited) == 10, "somebody reads now, and has not come that far"

@@ -27,8 +27,9 @@ from tokenflow.core.types import Delta, GenerationRequest, TextPrompt
 from tokenflow.engines.host import EngineHost
 from tokenflow.service.feeds import Feeds
 from tokenflow.service.nested import alongside
+from tokenflow.service.reader import StreamReader
 from tokenflow.service.service import Service
-from tokenflow.service.stream import Stream, StreamReader
+from tokenflow.service.stream import Stream
 
 STEP_S = 0.01
 

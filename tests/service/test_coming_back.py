@@ -23,8 +23,9 @@ from tokenflow.errors import (
     ResumeWindowLost,
     StreamNotFound,
 )
+from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, Failed
-from tokenflow.service.stream import Stream, StreamReader
+from tokenflow.service.stream import Stream
 
 PAUSE, CONTINUE = Attendance(on_disconnect="pause"), Attendance(on_disconnect="continue")
 TICK_S = STEP_S * 1.001

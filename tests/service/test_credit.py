@@ -10,8 +10,9 @@ from trio.testing import MockClock
 
 from tests.service.conftest import STEP_S, Rig, open_rig
 from tokenflow.core.types import Attendance, Delta
+from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended
-from tokenflow.service.stream import Stream, StreamReader
+from tokenflow.service.stream import Stream
 
 
 class Takes:

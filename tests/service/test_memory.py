@@ -85,5 +85,5 @@ async def test_streams_that_come_and_go_leave_nothing(
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        # Trio prunes its heap of deadlines only when a thousand have passed; 300 streams' own would be far more.
-        assert after - before < 200_000
+        # Trio prunes its heap of deadlines only when a thousand are stale, 270 bytes each; 300 streams' own are more.
+        assert after - before < 300_000

@@ -13,7 +13,8 @@ from trio.testing import MockClock
 from tests.service.conftest import STEP_S, Rig, open_rig, read_all
 from tokenflow.core.states import Phase
 from tokenflow.core.types import Attendance, Delta
-from tokenflow.service.stream import Stream, StreamReader
+from tokenflow.service.reader import StreamReader
+from tokenflow.service.stream import Stream
 
 PAUSE = Attendance(on_disconnect="pause", grace_s=100.0)
 

@@ -141,5 +141,5 @@ class Send(trio.abc.SendChannel[Event]):
         self.limit = limit
         if self._listener is not None:
             self._listener(limit)
-        if not self.stalled:
+        if self._room and not self.stalled:
             self._room.unpark_all()

@@ -128,17 +128,17 @@ class ReplayLog(Generic[E]):
         self.sealed = last  # before waking: a reader that takes the end inline must find itself `at_end`
         self._grow(record.size)
         for reader in tuple(self._readers):  # a copy: one that fails inline detaches, and the next must not be skipped
-            reader.wake()
+            reader.wake(record)
         if self.run_on and not self._readers:
             self._accept(n)
         if len(self._records) > self._bounds.records or self.bytes > self._bounds.bytes:
             self.drop_oldest()
         return n
 
-    def attach(self, wake: Callable[[], None], after: int = 0) -> Cursor[E]:
+    def attach(self, wake: Callable[[Record[E]], None], after: int = 0) -> Cursor[E]:
         """A reader that has everything up to `after`; being ahead of the others, it paces the engine at once.
 
-        `wake` is called whenever there is more; it must neither block nor raise.
+        `wake` is called with each new record; it must neither block nor raise, and may acknowledge.
 
         Raises:
             ResumeWindowLost: what comes after `after` is not held any more.
@@ -184,14 +184,16 @@ class ReplayLog(Generic[E]):
             if self.run_on:
                 self._accept(self.head)
             return
-        fastest = max(reader.n for reader in self._readers)
+        fastest = slowest = self._readers[0].n
+        for reader in self._readers[1:]:
+            fastest, slowest = max(fastest, reader.n), min(slowest, reader.n)
         while self._read < fastest:
             self._read += 1
             if self._read > self._dropped:  # else it comes back after what it had, and that is gone
                 self._on_read(self._records[self._read - self._dropped - 1])
         self._accept(fastest)
         if not self.keep:
-            self._drop(min(reader.n for reader in self._readers) - self._dropped)
+            self._drop(slowest - self._dropped)
 
     def _accept(self, n: int) -> None:
         while self.accepted < n:
@@ -204,7 +206,7 @@ class Cursor(Generic[E]):
 
     __slots__ = ("_log", "n", "wake")
 
-    def __init__(self, log: ReplayLog[E], wake: Callable[[], None], after: int) -> None:
+    def __init__(self, log: ReplayLog[E], wake: Callable[[Record[E]], None], after: int) -> None:
         self._log = log
         self.wake = wake
         self.n = after

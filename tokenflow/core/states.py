@@ -32,7 +32,7 @@ class Phase(Enum):
     """Sealed; nothing follows."""
 
 
-S = TypeVar("S", SequenceState, Phase)
+S = TypeVar("S", bound=Enum)
 
 SEQUENCE_MOVES: dict[SequenceState, frozenset[SequenceState]] = {
     SequenceState.WAITING: frozenset({SequenceState.ACTIVE, SequenceState.GONE}),

@@ -1,8 +1,10 @@
 """Writing a stream as server-sent events.
 
-One writer a connection: the response's body *is* the reader. What it returned last counts as accepted when it is asked
-for the next piece, since the transport has then handed all of it to the kernel. Records that are ready go out in one
-write; silence is filled with heartbeats, which touch no deadline of the stream.
+The response's body *is* the reader, in two gaits. To a client that keeps up, each record is written by the task that
+made it, through the connection's `Direct`. Whatever the kernel does not take at once is waited for here, in the
+request's own task, which then hands on what has come meanwhile, in one piece, until the client has caught up. Either
+way a record counts as accepted when the kernel has all of it. Silence is filled with heartbeats, which touch no
+deadline of the stream.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from quart.wrappers.response import ResponseBody
 from tokenflow.core.replay import Record
 from tokenflow.core.types import Delta, FinishReason, Usage
 from tokenflow.errors import ResumeWindowLost, TokenflowError
+from tokenflow.http.transport import Direct
+from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, StreamEvent
-from tokenflow.service.stream import StreamReader
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -51,17 +54,26 @@ class EventBody(ResponseBody):
         encoder: the dialect.
         heartbeat_s: the longest silence on this connection.
         event_id: the stream's id, where events carry one; None where they do not.
+        direct: how the connection is written to from other tasks, if it can be.
     """
 
     def __init__(
-        self, reader: StreamReader, encoder: Encoder, heartbeat_s: float, *, event_id: str | None = None
+        self,
+        reader: StreamReader,
+        encoder: Encoder,
+        heartbeat_s: float,
+        *,
+        event_id: str | None = None,
+        direct: Direct | None = None,
     ) -> None:
         self._reader = reader
         self._encoder = encoder
         self._heartbeat_s = heartbeat_s
         self._event_id = event_id
+        self._direct = direct
         self._started = self._lost = False
-        self._handed_on = 0
+        self._handed_on = 0  # n of what was returned last: the transport has it when it asks for more
+        self._written_at = 0.0
 
     async def __aenter__(self) -> EventBody:
         return self
@@ -80,20 +92,38 @@ class EventBody(ResponseBody):
             return self._start()  # also where it is empty: the headers go out with it
         if self._lost:
             raise StopAsyncIteration
-        if self._handed_on:
+        if self._handed_on > self._reader.n:
             self._reader.ack(self._handed_on)
-            self._handed_on = 0
-        with trio.move_on_after(self._heartbeat_s):
-            try:
-                records = await self._reader.read()
-            except ResumeWindowLost as exc:  # too slow for what the log may hold: told by name, and that was all
-                self._lost = True
-                return self._encoder.failure(exc)
-            if not records:
-                raise StopAsyncIteration
-            self._handed_on = records[-1].n
-            return b"".join([self._encode(record) for record in records])
+        self._written_at = trio.current_time()
+        while trio.current_time() < self._written_at + self._heartbeat_s:  # it may have been written to meanwhile
+            with trio.CancelScope(deadline=self._written_at + self._heartbeat_s):
+                try:
+                    records = await self._reader.read(self)
+                except ResumeWindowLost as exc:  # too slow for what the log may hold: told by name, and that was all
+                    self._lost = True
+                    return self._encoder.failure(exc)
+                if not records:
+                    raise StopAsyncIteration
+                self._handed_on = records[-1].n
+                return b"".join([self._encode(record) for record in records])
         return self._encoder.ping(ids=self._event_id is not None)
+
+    # --- at once: see `AtOnce` ---
+
+    @property
+    def ready(self) -> bool:
+        return self._direct is not None and self._direct.ready
+
+    def write(self, record: Record[StreamEvent]) -> bool:
+        assert self._direct is not None
+        data = self._encode(record)
+        self._written_at = trio.current_time()
+        return not data or self._direct.send_nowait(data)
+
+    async def flush(self) -> None:
+        assert self._direct is not None
+        await self._direct.flush()
+        self._written_at = trio.current_time()
 
     def _start(self) -> bytes:
         if self._reader.n:

@@ -7,16 +7,18 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quart import Response
+from quart import Response, request
 
 from tokenflow.core.types import Delta, FinishReason, GenerationRequest, Message, Usage
 from tokenflow.dialects import named, openai_chat, openai_completions, small
 from tokenflow.http.answers import answer
 from tokenflow.http.connection import hold
 from tokenflow.http.events import HEADERS, Encoder, EventBody
+from tokenflow.http.transport import direct
+from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, Failed, StreamEvent
 from tokenflow.service.service import Service
-from tokenflow.service.stream import Stream, StreamReader
+from tokenflow.service.stream import Stream
 
 
 class Complete(Protocol):
@@ -74,7 +76,13 @@ def as_events(service: Service, stream: Stream, reader: StreamReader, dialect: D
     hold(closing(reader))
     identity, asked = stream.identity, stream.asked
     encoder = dialect.encoder(identity.id, identity.model, stream.created, asked.include_usage, asked.choices)
-    body = EventBody(reader, encoder, service.config.stream.heartbeat_s, event_id=identity.id if ids else None)
+    body = EventBody(
+        reader,
+        encoder,
+        service.config.stream.heartbeat_s,
+        event_id=identity.id if ids else None,
+        direct=direct(request.scope),
+    )
     return Response(body, headers=HEADERS | {"X-Request-Id": identity.id})
 
 

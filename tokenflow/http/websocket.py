@@ -13,6 +13,8 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, WebsocketRec
 from quart.wrappers import Websocket
 from quart_trio.asgi import TrioASGIWebsocketConnection
 
+from tokenflow.http.transport import direct
+
 SUBPROTOCOL = "tokenflow"
 """Answered where it is offered: a browser that offers any must be answered one."""
 
@@ -51,6 +53,7 @@ class Socket:
 
     def __init__(self, websocket: Websocket, heartbeat_s: float, heartbeat: str) -> None:
         self._websocket = websocket
+        self._direct = direct(websocket.scope)
         self._heartbeat_s = heartbeat_s
         self._heartbeat = heartbeat
         self._turn = trio.Lock()
@@ -68,6 +71,22 @@ class Socket:
     async def _write(self, frame: str) -> None:
         await self._websocket.send(frame)
         self._written_at = trio.current_time()
+
+    @property
+    def ready(self) -> bool:
+        """Nobody writes or waits to, and the client keeps up: `send_nowait` may be used."""
+        return self._direct is not None and not self._turn.locked() and self._direct.ready
+
+    def send_nowait(self, frame: str) -> bool:
+        """Only while `ready`. True: the kernel has `frame`. False: a part of it is held, and `flush` waits for it."""
+        assert self._direct is not None
+        self._written_at = trio.current_time()
+        return self._direct.send_nowait(frame)
+
+    async def flush(self) -> None:
+        """Wait until the kernel has what was held. Raises as `send` does."""
+        assert self._direct is not None
+        await self._direct.flush()
 
     async def beat(self) -> None:
         """Fill silence, until cancelled."""

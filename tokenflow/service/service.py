@@ -37,8 +37,10 @@ from tokenflow.service.account import StreamIdentity
 from tokenflow.service.feeds import Feeds
 from tokenflow.service.nested import alongside
 from tokenflow.service.plan import Planner
+from tokenflow.service.reader import StreamReader
 from tokenflow.service.room import RoomMaker
-from tokenflow.service.stream import Stream, StreamReader
+from tokenflow.service.stream import Stream
+from tokenflow.service.watch import Watch
 
 GOING_DOWN = "The server is shutting down. Ask again: another replica, or this one after its restart, will answer."
 
@@ -117,6 +119,7 @@ class Service:
         self._idempotent: dict[tuple[str, str], tuple[bytes, Stream]] = {}
         replay = config.replay
         self._logs = LogStore(Bounds(replay.stream_records, replay.stream_bytes), replay.total_bytes, trio.current_time)
+        self._watch = Watch()
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -129,6 +132,7 @@ class Service:
             for model in self.models.values():
                 model.opened()
             async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._watch.run)
                 for model in self.models.values():
                     if "release" in model.host.info.capabilities:
                         self._nursery.start_soon(self._room_maker(model).run)
@@ -194,6 +198,7 @@ class Service:
             model.admission,
             plan.settings,
             self._logs,
+            self._watch,
             self.feeds.emit,
         )
         reader = stream.attach()

@@ -35,7 +35,6 @@ from tokenflow.errors import (
     EngineError,
     EngineStuck,
     IdleTimeout,
-    InvalidRequest,
     PrefillTimeout,
     QueueTimeout,
     TokenflowError,
@@ -44,7 +43,9 @@ from tokenflow.errors import (
 )
 from tokenflow.service.account import Account, By, Emit, Outcome, StreamIdentity
 from tokenflow.service.coalesce import Coalescer
+from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, Failed, StreamEvent
+from tokenflow.service.watch import Watch, Watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ class Stream:
         admission: where its slots come from.
         settings: deadlines, window, coalescing, what a reader's leaving does.
         logs: where its log is made.
+        watch: what looks after its deadline.
         emit: takes the records of its life, for the sinks.
 
     Raises:
@@ -96,6 +98,7 @@ class Stream:
         admission: Admission,
         settings: StreamSettings,
         logs: LogStore,
+        watch: Watch,
         emit: Emit,
     ) -> None:
         self.identity = identity
@@ -113,7 +116,10 @@ class Stream:
         now = trio.current_time()
         self._account = Account(identity, len(sequences), now, emit)
         self._deadline = Deadline(settings.timeouts, now)
-        self._scope = trio.CancelScope(deadline=self._deadline.at)
+        self._scope = trio.CancelScope()
+        self._watch = watch
+        self._watched = Watched(self._deadline.at, self._scope.cancel)
+        watch.look_at(self._watched)
         self.attendance = settings.attendance
         self._logs = logs
         self._log: ReplayLog[StreamEvent] = logs.new(self._accept, on_read=self._read, keep=settings.kept)
@@ -355,6 +361,7 @@ class Stream:
             self._ticket.leave()
             self._ended_as, end = self._end(failure)
             phase = self._deadline.done()
+            self._watch.forget(self._watched)
             self._log.seal(end)
             until = self.attendance.retention_s or 0.0
             self._logs.ended(self._log, trio.current_time() + until, self._forgotten.set)
@@ -460,8 +467,10 @@ class Stream:
                 delta = Delta(delta.text, delta.tokens + self._untold[index], delta.logprobs)
                 self._untold[index] = 0
             self._add(index, delta, 1)
-        stalled = self._stalled
-        self._move_deadline(partial(self._deadline.token, stalled=stalled), now)
+        stalled = self._sends[index].stalled and self._stalled
+        if self._in_time(now):
+            self._deadline.token(now, stalled=stalled)
+            self._set_deadline()
         if stalled:
             self._note_idleness(now)
 
@@ -532,90 +541,20 @@ class Stream:
         return all(send.closed or send.stalled for send in self._sends)
 
     def _move_deadline(self, change: Callable[[float], None], now: float) -> None:
-        if not self._scope.cancel_called:  # an event beside a deadline that has passed must not rename it
+        if self._in_time(now):
             change(now)
-            self._scope.deadline = self._deadline.at
+            self._set_deadline()
 
+    def _in_time(self, now: float) -> bool:
+        """No deadline has passed: an event beside one that has must not rename it."""
+        if now >= self._watched.at:
+            self._scope.cancel()
+        return not self._scope.cancel_called
 
-class StreamReader:
-    """One reader's place in a stream."""
-
-    def __init__(self, stream: Stream, log: ReplayLog[StreamEvent], after: int, credit: int | None) -> None:
-        self.stream = stream
-        self.allowed = None if credit is None else after + credit
-        """n of the last delta that it may be given; None: it does not count."""
-        self._given = after
-        self._let_go = False
-        self._news = trio.Event()
-        try:
-            self._cursor = log.attach(lambda: self._news.set(), after)
-        except ValueError as exc:
-            raise InvalidRequest(f"{exc}.", param="after") from exc
-        self.closed = False
-
-    async def read(self) -> list[Record[StreamEvent]]:
-        """Wait until there is something after the cursor, and return all of it (within the credit); the same again
-        until `ack`.
-
-        Returns an empty list once the end has been acknowledged, or the reader closed.
-
-        Raises:
-            ResumeWindowLost: it was too slow, and what it needs next is not held any more.
-        """
-        while not self.closed and not (records := self._within(self._cursor.peek())) and not self._cursor.at_end:
-            self._news = trio.Event()
-            await self._news.wait()
-        if self.closed:
-            return []
-        self._given = self._cursor.n + len(records)
-        return records
-
-    def _within(self, records: list[Record[StreamEvent]]) -> list[Record[StreamEvent]]:
-        """What the credit allows of them. The end costs nothing, nor does what is left when it came early."""
-        if self.allowed is None or self._let_go or not self.stream.well:
-            return records
-        room = max(0, self.allowed - self._cursor.n)
-        if room < len(records) and not isinstance(records[room].event, Delta):
-            room += 1
-        return records[:room]
-
-    def allow(self, records: int) -> None:
-        """Credit: `records` more, beyond what was allowed or, the first time, beyond what was given.
-
-        From then on this reader is given no more than it allowed, and where every reader counts like this, no more is
-        generated either. The end is free.
-        """
-        self.allowed = (self._given if self.allowed is None else self.allowed) + records
-        self._news.set()
-        self.stream.allowed()
-
-    def let_go(self) -> None:
-        """The stream was cancelled: what is left comes whether it is allowed or not."""
-        self._let_go = True
-        self._news.set()
-
-    def ack(self, n: int) -> None:
-        """Everything up to `n` has been taken by whoever this reads for (over HTTP: by the kernel)."""
-        self._cursor.ack(n)
-        self.stream.moved()
-
-    @property
-    def n(self) -> int:
-        """Everything up to this record is taken."""
-        return self._cursor.n
-
-    @property
-    def at_end(self) -> bool:
-        """It has everything there will ever be."""
-        return self._cursor.at_end
-
-    def close(self) -> None:
-        """Leave. Repeatable."""
-        if not self.closed:
-            self.closed = True
-            self._news.set()
-            self._cursor.detach()
-            self.stream.left(self)
+    def _set_deadline(self) -> None:
+        at = self._watched.at = self._deadline.at
+        if at < self._watched.known:
+            self._watch.look_at(self._watched)
 
 
 def _as_ours(failure: Exception) -> TokenflowError:

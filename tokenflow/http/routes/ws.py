@@ -51,9 +51,10 @@ from tokenflow.http.auth import websocket_key
 from tokenflow.http.pages import Pages
 from tokenflow.http.transport import ClientDisconnected
 from tokenflow.http.websocket import SUBPROTOCOL, Socket
+from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, StreamEvent
 from tokenflow.service.service import Service
-from tokenflow.service.stream import Stream, StreamReader
+from tokenflow.service.stream import Stream
 
 log = logging.getLogger("tokenflow.http")
 
@@ -103,6 +104,27 @@ class Generation:
     stream: Stream
     reader: StreamReader
     encoder: Encoder
+    socket: Socket
+
+    def frame(self, record: Record[StreamEvent]) -> str:
+        event = record.event
+        if isinstance(event, Delta):
+            return self.encoder.delta(record.n, record.source, event)
+        if isinstance(event, Ended):
+            return self.encoder.end(record.n, event.reasons, event.usage)
+        return self.encoder.failure(record.n, event.error)
+
+    # At once: see `AtOnce`.
+
+    @property
+    def ready(self) -> bool:
+        return self.socket.ready
+
+    def write(self, record: Record[StreamEvent]) -> bool:
+        return self.socket.send_nowait(self.frame(record))
+
+    async def flush(self) -> None:
+        await self.socket.flush()
 
 
 class Session:
@@ -202,7 +224,7 @@ class Session:
 
     def _begin(self, id: str | None, stream: Stream, reader: StreamReader, after: int) -> None:
         named = id or stream.identity.id
-        generation = Generation(named, stream, reader, Encoder(named, stream.identity.id))
+        generation = Generation(named, stream, reader, Encoder(named, stream.identity.id), self._socket)
         self._names[named] = self._names[stream.identity.id] = generation
         self._live += 1
         self._nursery.start_soon(self._deliver, generation, after)
@@ -224,11 +246,11 @@ class Session:
 
     async def _read(self, generation: Generation) -> None:
         reader = generation.reader
-        while records := await reader.read():
+        while records := await reader.read(generation):
             for record in records:
                 if not isinstance(record.event, Delta):
                     self._forget(generation)  # before it is told: told, the client may use its id again at once
-                await self._socket.send(_frame(generation.encoder, record))
+                await self._socket.send(generation.frame(record))
                 reader.ack(record.n)
 
     def _forget(self, generation: Generation) -> None:
@@ -246,12 +268,3 @@ def _steer(stream: Stream, frame: Steer) -> None:
             stream.pause()
         case "resume":
             stream.resume()
-
-
-def _frame(encoder: Encoder, record: Record[StreamEvent]) -> str:
-    event = record.event
-    if isinstance(event, Delta):
-        return encoder.delta(record.n, record.source, event)
-    if isinstance(event, Ended):
-        return encoder.end(record.n, event.reasons, event.usage)
-    return encoder.failure(record.n, event.error)

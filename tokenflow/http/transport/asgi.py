@@ -7,6 +7,8 @@ overrides that one method and puts an `AppChannel` between the two sides:
   has to look for the client's leaving, because the reader cannot. An HTTP disconnect overtakes a body nobody read.
 * `send` raises `ClientDisconnected` once the client has left. Hypercorn returns silently and without a checkpoint, so
   that an application which sends in a loop freezes the process.
+* `Direct`, an extension in the scope, is `send` without the wait: for whoever has a token and is not the application's
+  own task.
 """
 
 import json
@@ -14,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from hypercorn.config import Config
@@ -34,6 +36,29 @@ def error_body(status: int, message: str) -> bytes:
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = HTTPStatus(status).name.lower()
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+
+
+class Direct(Protocol):
+    """Sends a piece of a streamed body, or a WebSocket message, at once, from any task, to a client that keeps up."""
+
+    @property
+    def ready(self) -> bool:
+        """It may be used now: the response is one that is streamed, and nothing waits to be sent before."""
+
+    def send_nowait(self, data: bytes | str) -> bool:
+        """Only while `ready`. True: the kernel has all of `data`. False: a part is held, and `flush` waits for it."""
+
+    async def flush(self) -> None:
+        """Return when the kernel has what was held. Raises ClientDisconnected."""
+
+
+_EXTENSION = "tokenflow.direct"
+
+
+def direct(scope: Any) -> Direct | None:
+    """How the client of this ASGI scope is written to directly, where the server offers it."""
+    offered: Direct | None = scope["extensions"].get(_EXTENSION, {}).get("send")
+    return offered
 
 
 class AppChannel:
@@ -130,9 +155,10 @@ class AppChannel:
 class AppTasks(TaskGroup):
     """The tasks of one connection: its applications, and whatever the protocol itself spawns."""
 
-    def __init__(self, watch_hangup: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, watch_hangup: Callable[[], Awaitable[None]], direct: Direct) -> None:
         super().__init__()
         self._watch_hangup = watch_hangup
+        self._direct = direct
         self._channels: set[AppChannel] = set()
 
     async def spawn_app(
@@ -142,6 +168,9 @@ class AppTasks(TaskGroup):
         scope: Scope,
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        assert scope["type"] != "lifespan"
+        extensions: Any = scope["extensions"]
+        extensions[_EXTENSION] = {"send": self._direct}
         channel = AppChannel(scope, send, config.max_app_queue_size, self._watch_hangup)
         self._channels.add(channel)
         super().spawn(self._run_app, channel, app, config, scope)

@@ -1,8 +1,8 @@
 """One accepted socket.
 
-The strategy: one reader reads at all times, so that the client's leaving is always seen; writers send without waiting
-and only what the kernel did not take is waited for, under a deadline; and everything that ends a connection is
-synchronous, so that no cancellation can come between the decision and the socket.
+The strategy: one reader reads at all times, so that the client's leaving is always seen; everything that is sent goes
+through one `Writer`, without waiting where the kernel takes it; and everything that ends a connection is synchronous,
+so that no cancellation can come between the decision and the socket.
 
 * `close` closes the socket and wakes whoever waits on it. A blocked sender needs no other signal.
 * There is no timer task: the keep-alive timeout, the drain and the linger after a last response are all a deadline
@@ -15,7 +15,7 @@ import select
 import socket
 import struct
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -36,11 +36,11 @@ from .asgi import AppTasks, ClientDisconnected
 from .h2 import CorrectedH2Protocol
 from .h11 import CorrectedH11Protocol
 from .limits import Limits, Traffic
+from .writer import Writer
 
 # After the last response the client has this long to close. Closing first, with bytes of it unread, would send a
 # reset, which can destroy the response on its way (RFC 9112 section 9.6).
 LINGER_S = 1.0
-_TLS_PIECE = 16 * 1024
 
 # What the network does, as opposed to what a bug does.
 _NETWORK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
@@ -104,6 +104,7 @@ class Connection(TCPServer):
         super().__init__(app, config, context, state, stream)  # type: ignore[arg-type]  # typed as TLS only
         self._sock = sock
         self._tls = isinstance(stream, trio.SSLStream)
+        self._writer = Writer(sock, stream if isinstance(stream, trio.SSLStream) else None, stall_s)
         self._stall_s = stall_s
         self._limits = limits
         self._traffic = traffic
@@ -113,6 +114,7 @@ class Connection(TCPServer):
         self._in_head = False
         self._finished = False
         self._peer: tuple[str, int] | None = None
+        self._h11: CorrectedH11Protocol | None = None  # also after a change to HTTP/2, and then nothing is sent on it
 
     async def run(self) -> None:
         # One bad packet must not end the worker: whatever happens here stays here.
@@ -128,7 +130,7 @@ class Connection(TCPServer):
     async def _serve(self) -> None:
         alpn_protocol = await self._handshake()
         self._peer = parse_socket_addr(self._sock.family, self._sock.getpeername())
-        self._task_group = AppTasks(self._watch_hangup)
+        self._task_group = AppTasks(self._watch_hangup, self)
         async with self._task_group:
             self.protocol = CorrectedProtocolWrapper(
                 self.app,
@@ -146,6 +148,8 @@ class Connection(TCPServer):
                 traffic=self._traffic,
                 renew=self._expect_request,
             )
+            if isinstance(self.protocol.protocol, CorrectedH11Protocol):
+                self._h11 = self.protocol.protocol
             self._expect_request()
             await self.protocol.initiate()
             try:
@@ -204,6 +208,7 @@ class Connection(TCPServer):
         if reset:
             with suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.close()
         trio.lowlevel.notify_closing(self._sock)
         self._sock.close()
 
@@ -265,38 +270,32 @@ class Connection(TCPServer):
         self._reading.deadline = trio.current_time() + LINGER_S
 
     async def _write(self, data: bytes) -> None:
+        await self._sent(self._writer.write(data))
+
+    async def _sent(self, sending: Awaitable[None]) -> None:
         try:
-            rest = memoryview(data) if self._tls or self.send_lock.locked() else self._send_nowait(data)
-            if rest:
-                await self._send_rest(rest)
+            await sending
         except _NETWORK_ERRORS as error:
             self.close(reset=True)
             await self._leave()
             raise ClientDisconnected(f"the client left or stopped reading: {error!r}") from error
 
-    def _send_nowait(self, data: bytes | memoryview) -> memoryview:
-        try:
-            return memoryview(data)[self._sock.send(data) :]
-        except BlockingIOError:
-            return memoryview(data)
+    # What `Direct` asks of it: see there.
 
-    async def _send_rest(self, rest: memoryview) -> None:
-        # Shielded, because half a chunk would corrupt the stream; for as long as the client takes something at least
-        # every `stall_s`, because a shield without limit outlives every timeout, and SIGTERM too.
-        with trio.CancelScope(shield=True) as patience:
-            async with self.send_lock:
-                while rest:
-                    if self._sock.fileno() == -1:
-                        raise trio.ClosedResourceError  # closed by another task while this one was being woken
-                    patience.deadline = trio.current_time() + self._stall_s
-                    if self._tls:
-                        await self.stream.send_all(rest[:_TLS_PIECE])
-                        rest = rest[_TLS_PIECE:]
-                    else:
-                        await trio.lowlevel.wait_writable(self._sock)
-                        rest = self._send_nowait(rest)
-        if patience.cancelled_caught:
-            raise TimeoutError(f"took nothing for {self._stall_s} s")
+    @property
+    def ready(self) -> bool:
+        return self._h11 is not None and (self._h11.open_ended or self._h11.has_websocket) and self._writer.ready
+
+    def send_nowait(self, data: bytes | str) -> bool:
+        assert self._h11 is not None
+        try:
+            return self._writer.write_nowait(self._h11.framed(data))
+        except OSError:
+            self.close(reset=True)  # which the reader sees, and tells the application
+            return False
+
+    async def flush(self) -> None:
+        await self._sent(self._writer.flush())
 
 
 def _has_bytes(sock: socket.socket) -> bool:

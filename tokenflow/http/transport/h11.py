@@ -19,6 +19,7 @@ from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.events import Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
+from hypercorn.typing import H11SendableEvent
 from hyperframe.exceptions import HyperframeError
 
 from .asgi import error_body
@@ -62,10 +63,13 @@ class CorrectedH11Protocol(H11Protocol):
         self.can_read = _PauseInsteadOfParking()
         self._parsing = trio.Lock()  # the reader and the task that takes up held bytes
         self._is_head = False
+        self.open_ended = False
+        """In the middle of a response whose pieces have no end in sight."""
         self._closed = False
 
     async def handle(self, event: Event) -> None:
-        self._closed |= isinstance(event, Closed)
+        if isinstance(event, Closed):
+            self._closed, self.open_ended = True, False
         await super().handle(event)
         if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > self._limits.max_pipelined_bytes:
             self._traffic.refused["pipelined"] += 1
@@ -144,6 +148,30 @@ class CorrectedH11Protocol(H11Protocol):
         """Answer a request that is not one, and be done with this connection."""
         await self._send_error_response(status)
         await self.send(Closed())
+
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        if isinstance(event, h11.Response) and isinstance(self.connection, h11.Connection):
+            # As h11 will frame it: RFC 9112 section 6.
+            self.open_ended = (
+                not self._is_head
+                and self.connection.their_http_version != b"1.0"
+                and all(name != b"content-length" for name, _ in event.headers)
+            )
+        elif isinstance(event, h11.EndOfMessage):
+            self.open_ended = False
+        await super()._send_h11_event(event)
+
+    @property
+    def has_websocket(self) -> bool:
+        """In the middle of a WebSocket."""
+        return isinstance(self.stream, CorrectedWSStream) and self.stream.connected
+
+    def framed(self, data: bytes | str) -> bytes:
+        """`data` as it goes on the wire: a chunk of the response (RFC 9112 section 7.1), or a WebSocket's message."""
+        if isinstance(data, str):
+            assert isinstance(self.stream, CorrectedWSStream)
+            return self.stream.message(data)
+        return b"%x\r\n%b\r\n" % (len(data), data)
 
     async def _send_error_response(self, status_code: int) -> None:
         self._traffic.refused[BY_STATUS.get(status_code, "malformed")] += 1

@@ -109,6 +109,15 @@ class CorrectedWSStream(WSStream):
             if patience.cancelled_caught and not self.closed:
                 await self._close(CloseReason.INTERNAL_ERROR, "no pong")
 
+    @property
+    def connected(self) -> bool:
+        """Messages may be sent."""
+        return self.state is ASGIWebsocketState.CONNECTED and self.connection.state is ConnectionState.OPEN
+
+    def message(self, text: str) -> bytes:
+        """A whole message's frame."""
+        return self.connection.send(TextMessage(data=text))
+
     async def _accept(self, message: WebsocketAcceptEvent) -> None:
         self.handshake.extensions = None
         await super()._accept(message)
