@@ -8,6 +8,7 @@ import pytest
 
 from tests.cases.conftest import ledger
 from tests.e2e.conftest import Server
+from tests.e2e.talk import say
 from tests.e2e.wire import BODIES, connect, directive, eventually, metric, post, stream
 
 WINDOW = 64
@@ -29,6 +30,7 @@ async def test_case_19_usage_equals_that_without_streaming(port: int, route: str
     streamed = await stream(port, route, body | {"stream_options": {"include_usage": True}})
     [last] = [chunk for chunk in streamed.chunks if chunk["usage"] is not None]
     assert (last["choices"], last["usage"]) == ([], whole)
+    assert (await say(port, body)).usage == whole
     counted = {key: body[key] for key in ("messages", "prompt") if key in body}
     prompt = (await post(port, "/v1/tokenize", counted)).json["count"]
     assert whole["prompt_tokens"] == prompt * ways.get("n", 1)

@@ -7,10 +7,12 @@ same connection serves a good request.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from tests.e2e.talk import say, talk
 from tests.e2e.wire import BODIES, CHAT, COMPLETIONS, Answer, chat, completion, connect, post, stream
 
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
@@ -217,6 +219,26 @@ async def test_case_23_token_ids_that_the_model_has_not(port: int, route: str, s
         assert refused.error["param"] == name
 
 
+async def test_case_23_frames_that_are_no_json_objects(port: int) -> None:
+    async with talk(port) as socket:
+        for body in NOT_JSON:
+            with suppress(UnicodeDecodeError):  # a text frame cannot carry the rest at all
+                refused = await socket.refused(body.decode())
+                assert refused["type"] == "invalid_request_error", body[:200]
+        assert (await socket.refused(b'{"prompt": "binary"}'))["type"] == "invalid_request_error"
+        assert (await socket.say(GOOD[COMPLETIONS])).reason == "length"
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_case_23_over_websocket_each_error_is_the_same(port: int, route: str) -> None:
+    async with connect(port) as wire, talk(port) as socket:
+        for body in WRONG[route]:
+            if "stream" not in body and "stream_options" not in body:  # there is nothing but streams
+                expected = (await wire.ask("POST", route, body | {"stream": True})).error
+                assert await socket.refused(action="generate", **body) == expected
+        assert (await socket.say(GOOD[route])).reason == "length"
+
+
 EMPTY: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": ""}, "prompt"),
     (COMPLETIONS, {"prompt": []}, "prompt"),
@@ -243,6 +265,10 @@ async def test_case_25_nothing_to_go_on_from(
         assert_refused(refused)
         assert refused.error["param"] == param
         assert (await wire.ask("POST", route, GOOD[route])).status == 200
+    if body.keys() & {"prompt", "messages"} and None not in body.values():  # else it could be of either kind
+        async with talk(port) as socket:
+            assert await socket.refused(**body) == refused.error
+            assert (await socket.say(GOOD[route])).reason == "length"
 
 
 OPTIONAL = """
@@ -268,6 +294,8 @@ async def test_case_26_null_is_absent_everywhere(port: int, route: str) -> None:
         assert without_what_differs(answer.json) == bare_answer, name
     everything = await post(port, route, bare | dict.fromkeys(OPTIONAL.split()))
     assert without_what_differs(everything.json) == bare_answer
+    nulls = dict.fromkeys([*OPTIONAL.split(), "id", "credit"])
+    assert (await say(port, bare | nulls | {"id": "say"})).text == everything.text
 
 
 @pytest.mark.parametrize("route", BODIES)

@@ -1,4 +1,4 @@
-"""Cases 13 to 18: how a generation ends, on both routes, streaming and not.
+"""Cases 13 to 18: how a generation ends, on both routes, streaming and not, and over WebSocket.
 
 `Streamed.reason` is what makes each of these a test of the terminal sequence: it fails unless there is exactly one end
 (a finish reason or an error), then exactly one `[DONE]`, and nothing after it.
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.e2e.talk import say, talk
 from tests.e2e.wire import BODIES, CHAT, COMPLETIONS, Streamed, completion, connect, directive, post, stream
 
 HANG = directive(hang_at=1)
@@ -45,6 +46,7 @@ async def test_case_13_every_end_is_one_end(port: int, route: str, end: str) -> 
             streamed = Streamed(head, await wire.frames())
             assert streamed.reason == reason
             assert (streamed.usage is not None) == (usage is not None and status == 200)
+        assert (await say(port, body)).reason == reason
         # The connection is as good as before: what follows `[DONE]` is the next answer.
         answer = await wire.ask("POST", route, body)
         assert answer.status == status
@@ -74,6 +76,8 @@ async def test_case_14_an_error_before_the_first_token_is_no_empty_success(
     assert streamed.reason == "engine_error"
     assert streamed.text == ""
     assert "planned fault" in streamed.chunks[-1]["error"]["message"]
+    said = await say(port, BODIES[route](directive(**fault)))
+    assert (said.reason, said.text, said.frames[-1]["error"]) == ("engine_error", "", streamed.chunks[-1]["error"])
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -87,6 +91,8 @@ async def test_case_15_a_prompt_longer_than_the_context(port: int, route: str, s
     assert answer.error["param"] == ("messages" if route == CHAT else "prompt")
     for number in ("4096", str(count), "77"):
         assert number in answer.error["message"]
+    async with talk(port) as socket:
+        assert await socket.refused(**body) == answer.error
 
 
 async def test_case_15_the_last_prompt_that_fits(port: int) -> None:
@@ -127,18 +133,24 @@ async def test_case_16_every_max_tokens_is_defined(
         assert (whole.status, whole.error["param"]) == (400, name)
         streamed = await post(port, route, body | {"stream": True})
         assert (streamed.status, streamed.error["param"]) == (400, name)
+        async with talk(port) as socket:
+            assert await socket.refused(**body) == whole.error
         return
     assert whole.json["usage"]["prompt_tokens"] == room, "the prompt is never shortened"
     assert whole.json["usage"]["completion_tokens"] == made
     streamed = await stream(port, route, body | {"stream_options": {"include_usage": True}})
     assert (streamed.text, streamed.reason, streamed.usage) == (whole.text, "length", whole.json["usage"])
+    said = await say(port, body)
+    assert (said.text, said.reason, said.usage) == (whole.text, "length", whole.json["usage"])
 
 
-async def both_ways(port: int, route: str, body: dict[str, Any]) -> tuple[str, str]:
-    """Text and finish reason, the same with and without streaming."""
+async def every_way(port: int, route: str, body: dict[str, Any]) -> tuple[str, str]:
+    """Text and finish reason, the same with and without streaming, and over WebSocket."""
     whole = await post(port, route, body)
     streamed = await stream(port, route, body)
     assert (streamed.text, streamed.reason) == (whole.text, whole.json["choices"][0]["finish_reason"])
+    said = await say(port, body)
+    assert (said.text, said.reason) == (streamed.text, streamed.reason)
     return streamed.text, streamed.reason
 
 
@@ -155,10 +167,10 @@ async def test_case_17_a_stop_string_and_a_near_miss(port: int, route: str, size
         (stop, ("", "stop")),
     ]:
         plan = directive(text=said, one_byte=True)
-        assert await both_ways(port, route, BODIES[route](plan, stop=stop)) == expected
+        assert await every_way(port, route, BODIES[route](plan, stop=stop)) == expected
     # The limit falls within what is held: it was no stop string, so it is text.
     plan = directive(text=f"see {stop} and more", one_byte=True)
-    held = await both_ways(port, route, BODIES[route](plan, stop=stop, max_tokens=4 + size - 1))
+    held = await every_way(port, route, BODIES[route](plan, stop=stop, max_tokens=4 + size - 1))
     assert held == (f"see {stop[:-1]}", "length")
 
 
@@ -166,8 +178,8 @@ async def test_case_17_a_stop_string_and_a_near_miss(port: int, route: str, size
 async def test_case_17_words_as_tokens_and_several_stops(port: int, route: str) -> None:
     said = " amber stone river moon owl leaf sand"
     plan = directive(text=said)
-    assert await both_ways(port, route, BODIES[route](plan, stop=["er mo", "leaf"])) == (" amber stone riv", "stop")
-    assert await both_ways(port, route, BODIES[route](plan, stop=["er mop", "sandy"])) == (said, "stop")
+    assert await every_way(port, route, BODIES[route](plan, stop=["er mo", "leaf"])) == (" amber stone riv", "stop")
+    assert await every_way(port, route, BODIES[route](plan, stop=["er mop", "sandy"])) == (said, "stop")
 
 
 MANY_BYTES = "né 🌍👩‍🚀 漢字かな ü"
@@ -178,7 +190,7 @@ async def test_case_18_a_limit_inside_a_character(port: int, route: str) -> None
     data = MANY_BYTES.encode()
     plan = directive(text=MANY_BYTES, one_byte=True)
     for limit in range(1, len(data) + 1):
-        text, _ = await both_ways(port, route, BODIES[route](plan, max_tokens=limit))
+        text, _ = await every_way(port, route, BODIES[route](plan, max_tokens=limit))
         whole = data[:limit].decode(errors="ignore")
         assert text in (whole, whole + "\N{REPLACEMENT CHARACTER}")
     assert text == MANY_BYTES

@@ -108,7 +108,7 @@ async def test_tokens_pass_as_they_come(port: int) -> None:
     even([frame.at for frame in frames if frame.text])
 
 
-async def test_tokens_pass_through_nginx_that_buffers_and_zips(servers: Replicas, tmp_path: Path) -> None:
+async def test_case_10_tokens_pass_through_nginx_that_buffers_and_zips(servers: Replicas, tmp_path: Path) -> None:
     with fronted("nginx", tmp_path / "eager", servers.ports, EAGER) as port:
         async with connect(port) as wire:
             await wire.send("POST", "/v1/completions", streaming(max_tokens=100), {"Accept-Encoding": "gzip"})

@@ -1,4 +1,4 @@
-"""Three times as many streams as slots, all aborted at random moments, then one more: no slot is ever lost.
+"""Case 4: three times as many streams as slots, all aborted at random moments, then one more: no slot is ever lost.
 
 A real server with the synthetic engine, fast enough that a round's streams are in every phase when they are aborted:
 not yet parsed, waiting, prefilling, decoding. After each round active and waiting fall to 0 within a second, and a new
@@ -35,12 +35,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield watched
 
 
-async def test_no_slot_is_lost(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_case_4_no_slot_is_lost(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
     await abort_often(watched, 5, capsys)
 
 
 @pytest.mark.stress
-async def test_no_slot_is_lost_in_1000_rounds(
+async def test_case_4_no_slot_is_lost_in_1000_rounds(
     watched: Watched, share: Callable[[int], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     await abort_often(watched, share(1000), capsys)
