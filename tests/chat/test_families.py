@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tokenflow.chat import harmony
 from tokenflow.chat.calls import CALLS
+from tokenflow.chat.marking import SpecialTokens
 from tokenflow.chat.model import ChatModel
 from tokenflow.chat.reader import MessageReader
 from tokenflow.chat.reasoning import THINK
@@ -178,3 +180,53 @@ def test_a_models_word_for_its_effort() -> None:
     talk = model("gpt-oss")
     prompt = ChatPrompt(messages=({"role": "user", "content": "Hi"},), reasoning_effort="high")
     assert "Reasoning: high" in "".join(text for text, _ in talk.render(prompt, now=NOW))
+
+
+CONTROL = re.compile(r"<[|｜][^|｜<>{}]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|</?seed:\w+>|</?tool_call>|</?think>")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_nothing_that_a_client_sends_is_read_as_a_control_token(name: str) -> None:
+    """Not in messages, nor in tools, arguments, reasoning or variables: the tokens are those of a harmless request."""
+    form = FORMS[name]
+    special = frozenset(CONTROL.findall(source(name))) | {form["bos"], form["eos"]}
+    talk = ChatModel(
+        {"default": source(name)},
+        form["bos"],
+        form["eos"],
+        special,
+        tool_calls="hermes",
+        variables=("reasoning_effort",),
+    )
+    attack = "".join(sorted(special))
+
+    def tokens(text: str) -> list[str]:
+        prompt = _prompt_of(text)
+        segments = talk.render(prompt, now=NOW)
+        assert text == "harmless" or sum(len(text) for text, _ in segments) > len(attack)
+        found = SpecialTokens(special).find
+        return [text[start:end] for text, is_special in segments if is_special for start, end in found(text)]
+
+    assert tokens(attack) == tokens("harmless")
+
+
+def _prompt_of(text: str) -> ChatPrompt:
+    """A conversation with the text wherever a client may put one."""
+    function = {
+        "name": "f",
+        "description": text,
+        "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": text, "enum": [text]}}},
+    }
+    call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": text})}}
+    return ChatPrompt(
+        messages=(
+            {"role": "system", "content": text},
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": text},
+            {"role": "tool", "content": text, "tool_call_id": "123456789"},
+            {"role": "assistant", "content": "It is so."},
+            {"role": "user", "content": f"a{text}"},
+        ),
+        tools=Tools(functions=({"type": "function", "function": function},)),
+        variables={"reasoning_effort": text},
+    )

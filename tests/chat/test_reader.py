@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -341,3 +342,31 @@ def test_entries_of_text_that_comes_later_than_its_tokens() -> None:
     """Half a character, a stop string that was none, a control token without text."""
     text, entries = scored([b"\xc3", b"\xa9", b"a", b"b", b"<|x|>", b"c"], ["", "é", "", "ab", "", "c"])
     assert (text, entries) == ("éabc", "éab<|x|>c")
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "goes_on"),
+    [
+        ("hermes", "<tool_call>", "<tool_call"),
+        ("hermes", '<tool_call>{"arguments": "', "a"),
+        ("glm", "<tool_call>", "a"),
+        ("qwen_xml", "<function=", "a"),
+        ("mistral", "[TOOL_CALLS]", "[TOOL_CALL"),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call"),
+        ("pythonic", "[weather(city='", "\\"),
+        ("harmony", "<|channel|>", "<|message|"),
+    ],
+)
+def test_what_never_comes_to_a_point_takes_no_more_time_for_that(name: str, begins: str, goes_on: str) -> None:
+    """Text that is held until it is clear what it is costs the same a token, however much of it there is."""
+
+    def seconds(tokens: int) -> float:
+        reading = reader(name)
+        reading.take(Delta(begins))
+        began = time.process_time()
+        for _ in range(tokens):
+            reading.take(Delta(goes_on))
+        return time.process_time() - began
+
+    few = min(seconds(1_000) for _ in range(3))
+    assert seconds(20_000) < 20 * few * 5  # it would be 20 times that if it were quadratic

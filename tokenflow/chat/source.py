@@ -52,16 +52,19 @@ class Source:
         """Nothing more comes."""
         self.cut = False
         """Nor is this the end that the model meant: it was stopped."""
-        self._kept: int | None = None
+        self._kept: list[str] | None = None  # read, but not for good
 
     # --- the driver's side ---
 
     def push(self, piece: str) -> None:
-        start = self.at if self._kept is None else self._kept
-        self.text = self.text[start:] + piece
-        self.at -= start
-        if self._kept is not None:
-            self._kept = 0
+        self._drop_read()
+        self.text += piece
+
+    def _drop_read(self) -> None:
+        if self.at:
+            if self._kept is not None:
+                self._kept.append(self.text[: self.at])
+            self.text, self.at = self.text[self.at :], 0
 
     def end(self, *, cut: bool) -> None:
         self.ended, self.cut = True, cut
@@ -70,12 +73,15 @@ class Source:
 
     def keep(self) -> None:
         """Remember this place, to go back to it."""
-        self._kept = self.at
+        self._kept = None
+        self._drop_read()
+        self._kept = []
 
     def back(self) -> None:
-        """To the place that was kept."""
+        """To the place that was kept, if it still is."""
         if self._kept is not None:
-            self.at, self._kept = self._kept, None
+            self.text, self.at = "".join([*self._kept, self.text]), 0
+            self._kept = None
 
     def forget(self) -> None:
         """There is no going back any more."""
