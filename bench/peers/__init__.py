@@ -6,8 +6,8 @@ Each answers `POST /v1/chat/completions` with OpenAI's stream (a role, tokens, a
 a dict and encoded by orjson, token by token: the same bytes that tokenflow sends. Those with `/v1/ws` answer the first
 frame with tokenflow's frames. That is all. They don't check what is asked (but for FastAPI, whose way it is to have a
 model of the body), know no deadlines, limits, accounts or replay, and log nothing: less work than a server must do in
-earnest. Their engine is a task on their own event loop, so they pay for no thread either: every 2 ms it hands a token
-to those streams whose turn it is, each through a bounded queue.
+earnest. Their engine is a task on their own event loop, so they pay for no thread either: at each tick, as in a batch,
+it hands every stream a token through a bounded queue.
 
     fastapi         FastAPI, a StreamingResponse over an async generator, on uvicorn (uvloop, httptools)
     sse_starlette   the same with its EventSourceResponse

@@ -1,24 +1,22 @@
-"""The shared engine: a tick every 2 ms, each stream's turn as often as the rate says, a bounded queue to each."""
+"""The shared engine: at each tick every stream gets its token, as from a batch's step, through a bounded queue."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from math import isinf
 
 from bench.peers.words import TOKEN
 
-TICK_S = 0.002
 ROOM = 64
 """Tokens that a stream may be behind, as tokenflow's window; more are lost to it."""
 
 Put = Callable[[str], None]
 
 
-class Turns:
-    """Streams in as many groups as there are ticks from one token of a stream to its next.
+class Batch:
+    """The streams that decode.
 
     Args:
         tokens_per_s: of each stream; 0 for none ever, infinity for as many as there is room for at every tick.
@@ -26,31 +24,28 @@ class Turns:
     """
 
     def __init__(self, tokens_per_s: float, full: type[Exception]) -> None:
-        flood, self._silent = isinf(tokens_per_s), not tokens_per_s
-        self.tick_s = 0.0 if flood else TICK_S
-        self._at_once = ROOM if flood else 1
-        ticks = 1 if flood or self._silent else round(1 / tokens_per_s / TICK_S)
-        self._groups: list[set[Put]] = [set() for _ in range(ticks)]
-        self._joined, self._ticked = count(), count()
+        self.tick_s = 1 / tokens_per_s if tokens_per_s else 0.0
+        self._silent = not tokens_per_s
+        self._at_once = ROOM if isinf(tokens_per_s) else 1
+        self._puts: set[Put] = set()
         self._full = full
 
     @contextmanager
     def joined(self, put: Put) -> Iterator[None]:
-        group = self._groups[next(self._joined) % len(self._groups)]
-        group.add(put)
+        self._puts.add(put)
         if not self._silent:
             put(TOKEN)  # the prefill takes no time
         try:
             yield
         finally:
-            group.discard(put)
+            self._puts.discard(put)
 
     @property
     def busy(self) -> bool:
-        return not self._silent and any(self._groups)
+        return bool(self._puts) and not self._silent
 
     def tick(self) -> None:
-        for put in tuple(self._groups[next(self._ticked) % len(self._groups)]):
+        for put in tuple(self._puts):
             try:
                 for _ in range(self._at_once):
                     put(TOKEN)
@@ -58,7 +53,7 @@ class Turns:
                 pass
 
 
-class Engine(Turns):
+class Engine(Batch):
     """For asyncio."""
 
     def __init__(self, tokens_per_s: float) -> None:

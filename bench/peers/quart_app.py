@@ -10,11 +10,11 @@ import trio
 from quart import Response, request, websocket
 from quart_trio import QuartTrio
 
-from bench.peers.engine import ROOM, Turns
+from bench.peers.engine import ROOM, Batch
 from bench.peers.words import DONE, ROLE, Stream, event, text
 
 
-class TrioEngine(Turns):
+class TrioEngine(Batch):
     """The shared engine, for Trio."""
 
     def __init__(self, tokens_per_s: float) -> None:
