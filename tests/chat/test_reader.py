@@ -240,6 +240,12 @@ def test_any_text_however_it_is_cut(
             json.loads(arguments)
 
 
+def test_an_answer_in_json_is_not_held_until_its_end() -> None:
+    reading = reader("llama3")
+    said = [reading.take(Delta(piece)) for piece in ("{", '"title"', ": ", '"A', " story", '"}')]
+    assert [delta and delta.text for delta in said] == [None, '{"title"', ": ", '"A', " story", '"}']
+
+
 def test_without_tools_what_looks_like_a_call_is_text() -> None:
     for name, text in {"hermes": HERMES, "qwen_xml": QWEN, "mistral": "[TOOL_CALLS][]"}.items():
         assert read(name, text, tools=None) == Said(text)

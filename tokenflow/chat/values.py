@@ -18,6 +18,8 @@ from tokenflow.chat.source import BLANKS, Marks, Read, Sink, Source, gathered, n
 
 ARGUMENTS = frozenset({"arguments", "parameters"})
 """What models call them."""
+_BESIDE = frozenset({"name", "type", "id"})
+"""What else a call has."""
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
@@ -26,40 +28,50 @@ _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list:
 
 def json_value(source: Source, sink: Sink) -> Read[bool]:
     """One JSON value, as it is written. False: there is none, or not whole. Only brackets and quotes are looked at."""
-    depth, quoted, escaped, some = 0, False, False, False
+    edge, some = _Edge(), False
     while True:
-        text, start = source.text, source.at
-        end = done = None
-        for at in range(start, len(text)):
-            char = text[at]
-            if quoted:
-                if escaped:
-                    escaped = False
-                elif char == "\\":
-                    escaped = True
-                elif char == '"':
-                    quoted = False
-                    done = at + 1 if not depth else None
-            elif char == '"':
-                quoted = True
-            elif char in "{[":
-                depth += 1
-            elif char in "}]":
-                depth -= 1
-                done = at + 1 if not depth else at if depth < 0 else None
-            elif not depth and (char == "," or char in BLANKS):
-                done = at
-            if done is not None:
-                end = done
-                break
-        stop = len(text) if end is None else end
-        source.at = stop
-        if stop > start:
+        start = source.at
+        end = edge.find(source.text, start)
+        source.at = len(source.text) if end is None else end
+        if source.at > start:
             some = True
-            sink(text[start:stop])
+            sink(source.text[start : source.at])
         if end is not None or source.ended:
             return some and end is not None
         yield
+
+
+class _Edge:
+    """Looks for the end of a JSON value, piece by piece."""
+
+    __slots__ = ("_depth", "_escaped", "_quoted")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = self._escaped = False
+
+    def find(self, text: str, start: int) -> int | None:
+        """Where in this piece, from `start` on, the value has ended; None: it goes on."""
+        for at in range(start, len(text)):
+            char = text[at]
+            if self._quoted:
+                if self._escaped or char == "\\":
+                    self._escaped = not self._escaped
+                elif char == '"':
+                    self._quoted = False
+                    if not self._depth:
+                        return at + 1
+            elif char == '"':
+                self._quoted = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return at + 1 + self._depth  # below 0 it is a bracket of what the value stands in
+            elif not self._depth and (char == "," or char in BLANKS):
+                return at
+        return None
 
 
 def json_text(source: Source) -> Read[str | None]:
@@ -80,7 +92,8 @@ def json_call(source: Source, message: MessageBuilder, *, known: bool = False) -
     """`{"name": …, "arguments": {…}}`, keys in any order, others left out.
 
     Args:
-        known: only a tool that there is makes it a call.
+        known: nothing says that it is a call but that it looks like one: of a tool that there is, and with no key that
+            a call has not.
 
     Returns:
         Whether it was read to its closing brace. No call has begun where it turns out to be none.
@@ -92,6 +105,8 @@ def json_call(source: Source, message: MessageBuilder, *, known: bool = False) -
     while True:
         yield from source.skip()
         key = yield from json_text(source)
+        if known and not begun and key not in ARGUMENTS | _BESIDE:
+            return False
         if key is None or not (yield from _colon(source)):
             return False
         if key == "name" and not begun:
