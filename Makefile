@@ -42,6 +42,7 @@ bench: .venv/.installed-dev $(PEERS)/.installed model
 	$(BIN)/python -m bench.serving
 	$(BIN)/python -m bench.serving_cost
 	$(BIN)/python -m bench.loop_cost
+	$(BIN)/python -m bench.structured
 
 model: .venv/.installed
 	@$(BIN)/tokenflow pull $(MODEL)

@@ -23,6 +23,8 @@ from typing import Any, BinaryIO
 STACK_BYTES = 1 << 20
 """Far less than threads have by default: what recurses too deeply for the server must not get through here."""
 MEMORY_BYTES = 2 << 30
+MAX_ITEMS_IN_ROW = 10_000
+"""Ways to go on at one place, by default 2,000: 1,500 optional properties need 6,000, and up to 24 ms for a token."""
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 """Between JSON's parts. Without a bound, a small model that likes newlines writes nothing else."""
 
@@ -62,7 +64,8 @@ def make_matcher(tokenizer: Any, grammar: str) -> Any:
     """An `LLMatcher`, in an error state if something is wrong with `grammar`."""
     from llguidance import LLMatcher, LLParserLimits
 
-    return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    limits = LLParserLimits(max_items_in_row=MAX_ITEMS_IN_ROW, verbose_errors=False)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
 def _grammar_for(kind: str, source: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import trio
 
-from tokenflow.api import EngineStats, LoopEngine, StepLoop, serving
+from tokenflow.api import EngineStats, Grammars, LoopEngine, StepLoop, serving
 from tokenflow_exllamav3.config import Exl3Config
 from tokenflow_exllamav3.loading import load as load_model
 from tokenflow_exllamav3.stepper import Exl3Stepper, Load
@@ -23,10 +23,11 @@ class Exl3Engine(LoopEngine):
     Args:
         loop: being served.
         stepper: its stepper, open.
+        grammars: of its vocabulary, entered; None: it is asked for none.
     """
 
-    def __init__(self, loop: StepLoop, stepper: Exl3Stepper) -> None:
-        super().__init__(loop, stepper.info)
+    def __init__(self, loop: StepLoop, stepper: Exl3Stepper, grammars: Grammars | None = None) -> None:
+        super().__init__(loop, stepper.info, grammars)
         self._stepper = stepper
         self._vocabulary = stepper.vocabulary
         self._tokenizing = trio.CapacityLimiter(2)
@@ -59,5 +60,5 @@ async def open_exllamav3(config: Exl3Config, load: Load = load_model) -> AsyncGe
     """
     stepper = Exl3Stepper(config, load)
     loop = StepLoop(stepper)
-    async with serving(loop):
-        yield Exl3Engine(loop, stepper)
+    async with serving(loop), await trio.to_thread.run_sync(stepper.vocabulary.grammars) as grammars:
+        yield Exl3Engine(loop, stepper, grammars)

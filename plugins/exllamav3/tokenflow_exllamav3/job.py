@@ -23,7 +23,8 @@ from exllamav3.generator import Job as LibraryJob
 from exllamav3.generator.pagetable import random_hash, tensor_hash_checksum
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary, bytewise_cases
 
-from tokenflow.api import SequenceRequest
+from tokenflow.api import Matcher, SequenceRequest
+from tokenflow_exllamav3.guide import Guide
 from tokenflow_exllamav3.sampling import Samplers
 
 T = TypeVar("T")
@@ -43,14 +44,16 @@ class Jobs:
         self._ends = sorted(vocabulary.ends)
         self._reserve_tokens = reserve_tokens
 
-    def make(self, request: SequenceRequest, owner: Any) -> Exl3Job:
+    def make(self, request: SequenceRequest, owner: Any, matcher: Matcher | None = None) -> Exl3Job:
         """`owner` comes back with each of its results, as the job's `identifier`."""
         sampling = request.sampling
         banned = sorted({form for text in sampling.banned_strings or () for form in bytewise_cases(text)})
         job = Exl3Job(
             input_ids=torch.tensor([request.prompt], dtype=torch.long),
             max_new_tokens=request.max_tokens,
-            min_new_tokens=request.max_tokens if request.ignore_eos else 0,  # until then, what ends it is ruled out
+            # Until then, what ends it is ruled out; but where a grammar ends, nothing else is left.
+            min_new_tokens=request.max_tokens if request.ignore_eos and matcher is None else 0,
+            filters=[] if matcher is None else [Guide(matcher, frozenset(self._ends))],
             sampler=self._samplers.make(sampling),
             stop_conditions=self._ends,
             return_top_tokens=request.logprobs or 0,

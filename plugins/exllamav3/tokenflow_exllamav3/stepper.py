@@ -109,7 +109,9 @@ class Exl3Stepper:
             self.vocabulary.check(request.prompt)
         except ValueError as exc:
             raise InvalidRequest(str(exc), param="prompt") from exc
-        return self._jobs.make(request, owner=seq)
+        if seq.matcher is not None and request.sampling.banned_strings:
+            raise InvalidRequest("Banned strings cannot be taken out of a text of a grammar.", param="banned_strings")
+        return self._jobs.make(request, owner=seq, matcher=seq.matcher)
 
     def _prepare(self, job: Exl3Job) -> None:
         try:
