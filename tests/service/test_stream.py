@@ -93,10 +93,10 @@ async def test_idle_is_suspended_for_a_reader_that_takes_nothing_and_total_is_no
         reader.ack(records[-1].n)
         await trio.sleep(1)
         assert len(await reader.read()) == 8
-        await trio.sleep(29)
+        await trio.sleep(28)
         events = await read_all(reader)
         assert events[-1][1].error.code == "total_timeout"
-        assert trio.current_time() - began == 60.0
+        assert 0 <= trio.current_time() - began - 60.0 <= STEP_S  # the step that was being taken
 
 
 async def test_idle_starts_afresh_when_a_stalled_reader_takes_again(autojump_clock: MockClock) -> None:
