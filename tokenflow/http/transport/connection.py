@@ -239,7 +239,8 @@ class Connection(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         """Carry out what the protocol asks for. For `RawData` the kernel has all of it when this returns."""
         if isinstance(event, RawData):
-            await self._write(event.data)
+            if event.data:  # the end of a body whose length was said has no bytes
+                await self._write(event.data)
         elif isinstance(event, Closed):
             self._finish()
             await self.protocol.handle(Closed())
