@@ -67,7 +67,7 @@ class Samplers:
         if sampling.min_p:
             steps.append(lib.SS_MinP(sampling.min_p))
         if sampling.top_k:
-            steps.append(lib.SS_TopK(sampling.top_k))
+            steps.append(lib.SS_TopK(min(sampling.top_k, self._size)))  # its kernel counts in 32 bits
         if sampling.top_p is not None and sampling.top_p < 1:
             steps.append(lib.SS_TopP(sampling.top_p))
         if sampling.xtc is not None:
