@@ -73,6 +73,16 @@ def _with_default(templates: dict[str, str]) -> dict[str, str]:
     return {"default": next(iter(templates.values())), **templates} if templates else {}
 
 
+def check_same_tokens(main: Path, draft: Path | None = None) -> None:
+    """StartupError if `draft` cannot guess for `main`: its token ids would mean something else."""
+    if draft is not None:
+        main_tokens, draft_tokens = (
+            read_json(path / "tokenizer.json").get("model", {}).get("vocab") for path in (main, draft)
+        )
+        if main_tokens != draft_tokens:
+            raise StartupError(f"{draft}: has other tokens than {main}, so it cannot guess for it; choose another.")
+
+
 def weights_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 

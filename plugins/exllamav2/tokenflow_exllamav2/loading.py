@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
-from tokenflow_exllama.models import chat_template, model_directory, one_line, read_json, weights_bytes
+from tokenflow_exllama.models import (
+    chat_template,
+    check_same_tokens,
+    model_directory,
+    one_line,
+    read_json,
+    weights_bytes,
+)
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary
 
 from tokenflow.api import EngineInfo, Send, Sequence, SequenceRequest, StartupError
@@ -94,10 +101,8 @@ def load(config: Exl2Config, given_up: Callable[[], bool]) -> Loaded:
     """
     if config.draft_model and config.ngram_draft:
         raise StartupError("`draft_model` and `ngram_draft` are two ways to guess ahead; set one of them.")
-    if config.draft_model and config.ngram_draft:
-        raise StartupError("`draft_model` and `ngram_draft` are two ways to guess ahead; set one of them.")
     directories = [_directory(path) for path in (config.model, config.draft_model) if path is not None]
-    _check_same_tokens(*directories)
+    check_same_tokens(*directories)
     library = import_on_gpu("exllamav2", VERSION)
     settings = [_settings(library, directory) for directory in directories]
     _stretch(settings[0], config)
@@ -233,15 +238,6 @@ def _warm_up(batch: Any, vocabulary: Vocabulary, samplers: Any, guesses: int) ->
 
 def _directory(path: str) -> Path:
     return model_directory(path, kind="EXL2, GPTQ or FP16 model", not_read=_NOT_READ)
-
-
-def _check_same_tokens(main: Path, draft: Path | None = None) -> None:
-    if draft is not None:
-        main_tokens, draft_tokens = (
-            read_json(path / "tokenizer.json").get("model", {}).get("vocab") for path in (main, draft)
-        )
-        if main_tokens != draft_tokens:
-            raise StartupError(f"{draft}: has other tokens than {main}, so it cannot guess for it; choose another.")
 
 
 def _settings(library: Any, directory: Path) -> Any:

@@ -25,7 +25,7 @@ class Exl3Config:
     context_length: Annotated[int, Ge(8)] | None = None
     """Tokens of prompt and completion together, per sequence. Unset: what the model was trained for, at most 8192."""
     cache_tokens: Annotated[int, Ge(PAGE)] | None = None
-    """Tokens in the cache, for all sequences and what is kept of old ones. Unset: slots * context_length."""
+    """Tokens in the cache, for all sequences and what is kept of old ones. Unset: twice context_length."""
     cache_k_bits: Bits | None = None
     """Keys in the cache are kept in this many bits. Unset: FP16."""
     cache_v_bits: Bits | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
-from tokenflow_exllama.models import chat_templates, model_directory, one_line, weights_bytes
+from tokenflow_exllama.models import chat_templates, check_same_tokens, model_directory, one_line, weights_bytes
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary
 
 from tokenflow.api import EngineInfo, StartupError
@@ -105,8 +105,11 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         StartupError: with the path, what is wrong with it, and the way out.
         GivenUp: `given_up()`.
     """
+    if config.draft_model and config.ngram_match:
+        raise StartupError("`draft_model` and `ngram_match` are two ways to guess ahead; set one of them.")
     directory = _directory(config.model)
     draft_directory = None if config.draft_model is None else _directory(config.draft_model)
+    check_same_tokens(directory, draft_directory)
     library = import_on_gpu("exllamav3", VERSION)
     main, draft = plan(library, config, directory, draft_directory)
     parts = [part for part in (main, draft) if part is not None]
@@ -119,9 +122,9 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
     )
     vocabulary, tokenizer = read_vocabulary(library, main)
     try:
-        for part in (draft, main):  # this order: the library leaves room for what one will ask of the other
-            if part is not None:
-                read_weights(part, config, given_up, draft if part is main else None)
+        if draft is not None:  # first, for the library leaves room for what it will ask of the other
+            read_weights(draft, replace(config, tensor_parallel=False), given_up)
+        read_weights(main, config, given_up, draft)
         if config.warm_up:
             logger.info("%s: compiling and tuning", directory.name)
             main.model.warmup(cache=main.cache, max_chunk_size=_pages(config.chunk_size))
@@ -203,7 +206,7 @@ def cache_tokens(config: Exl3Config, longest: int) -> int:
     Args:
         longest: what the model is made for.
     """
-    return _pages(config.cache_tokens or config.slots * _context(config, longest))
+    return _pages(config.cache_tokens or 2 * _context(config, longest))
 
 
 def _pages(tokens: int) -> int:
@@ -218,8 +221,11 @@ def draft_window(config: Exl3Config, draft_model: Any) -> int:
     return int(config.draft_tokens or draft_model.caps.get("default_draft_size", DEFAULT_DRAFT))
 
 
-def read_weights(part: Part, config: Exl3Config, given_up: Callable[[], bool], draft: Part | None) -> None:
+def read_weights(part: Part, config: Exl3Config, given_up: Callable[[], bool], draft: Part | None = None) -> None:
     """From disk to the GPUs, layer by layer.
+
+    Args:
+        draft: what guesses for it, in memory already.
 
     Raises:
         StartupError: it does not fit, or cannot be read.
@@ -227,12 +233,11 @@ def read_weights(part: Part, config: Exl3Config, given_up: Callable[[], bool], d
     """
     import torch
 
-    helping = draft is None and config.draft_model is not None
     try:
         with torch.inference_mode():
             steps = part.model.load_gen(
                 use_per_device=None if config.gpu_split is None else list(config.gpu_split),
-                tensor_p=config.tensor_parallel and not helping,
+                tensor_p=config.tensor_parallel,
                 max_chunk_size=_pages(config.chunk_size),
                 max_batch_size=config.slots,
                 draft_model=draft and draft.model,
