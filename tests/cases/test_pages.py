@@ -152,7 +152,6 @@ NOT_OURS = [
     "10.0.0.1",
     "0.0.0.0",
     "::1",
-    "",
 ]
 
 
@@ -208,6 +207,12 @@ async def test_a_page_from_elsewhere(server: Server, page: dict[str, str]) -> No
 async def test_probes_may_call_it_what_they_like(port: int) -> None:
     for probe in ("/health/live", "/health/ready"):
         assert (await ask(port, "GET", probe, headers={"Host": "10.1.2.3:8000", "Origin": STRANGER})).status == 200
+
+
+async def test_http_1_0_without_a_name(port: int) -> None:
+    async with connect(port) as wire:
+        await wire.stream.send_all(b"GET /v1/models HTTP/1.0\r\n\r\n")
+        assert (await wire.closed()).startswith(b"HTTP/1.1 200")
 
 
 async def test_names_and_pages_that_are_configured(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -138,6 +138,16 @@ async def test_a_wrong_query_is_a_400(port: int, query: str) -> None:
     assert answer.status == 400 and answer.error["param"]
 
 
+async def test_what_a_query_says_is_text_and_read_as_what_it_means(port: int) -> None:
+    query = "/stream?prompt=hello&model=m&max_tokens=3&temperature=0.5&seed=7&stream=true&ignore_eos=false&nobody=knows"
+    async with connect(port) as wire:
+        await opened(wire, "GET", query)
+        assert tokens_of(events(raws(await wire.frames())[1:])) == generate("hello", 3, seed=7)
+    for wrong in ("stream=yes", "max_tokens=1.5", "temperature=hot", "ignore_eos=1"):
+        answer = await ask(port, "GET", f"/stream?prompt=hello&model=m&{wrong}", headers=ALICE)
+        assert (answer.status, answer.error["param"]) == (400, wrong.partition("=")[0])
+
+
 @pytest.mark.parametrize("plan", [{"prefill_ms": 9999}, {"hang_at": 3}], ids=["before the first token", "after some"])
 async def test_a_whole_answer_that_is_cancelled_is_no_empty_success(port: int, plan: dict[str, Any]) -> None:
     said: dict[str, Any] = {}
@@ -147,7 +157,9 @@ async def test_a_whole_answer_that_is_cancelled_is_no_empty_success(port: int, p
 
     async def live() -> list[dict[str, Any]]:
         streams = (await ask(port, "GET", "/v1/streams", headers=ALICE)).json["data"]
-        return [s for s in streams if s["state"] == "prefill" or s["usage"]["completion_tokens"] == plan.get("hang_at")]
+        state = "decode" if "hang_at" in plan else "prefill"
+        tokens = plan.get("hang_at", 0)
+        return [s for s in streams if (s["state"], s["usage"]["completion_tokens"]) == (state, tokens)]
 
     async with trio.open_nursery() as nursery:
         for route in ("/generate", "/v1/completions"):
@@ -260,6 +272,14 @@ async def test_it_can_be_read_in_another_dialect(port: int, dialect: str) -> Non
         assert tokens_of(read) == generate("hello", 5)
     assert read[-1].data == "[DONE]"
     assert (await ask(port, "GET", f"/v1/streams/{id}?dialect=morse", headers=ALICE | SSE)).status == 400
+
+
+async def test_several_choices_have_no_place_in_the_small_dialect(port: int) -> None:
+    async with connect(port) as wire:
+        id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=2, n=2))
+        await wire.frames()
+    answer = await ask(port, "GET", f"/v1/streams/{id}?dialect=small", headers=ALICE | SSE)
+    assert (answer.status, answer.error["param"]) == (400, "dialect")
 
 
 async def test_looking_pausing_resuming_and_cancelling_by_id(port: int) -> None:

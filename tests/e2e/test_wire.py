@@ -186,6 +186,7 @@ REFUSED: dict[str, tuple[str, str, int, str]] = {
     "PUT": ("PUT", COMPLETIONS, 405, "method_not_allowed"),
     "DELETE of everything": ("DELETE", "/v1/models", 405, "method_not_allowed"),
     "a method of one's own": ("BREW", COMPLETIONS, 405, "method_not_allowed"),
+    "no handshake": ("GET", "/v1/ws", 400, "upgrade_required"),
     "metrics without a sink": ("GET", "/metrics", 404, "not_found"),
 }
 

@@ -29,6 +29,8 @@ _FRACTIONS = frozenset(
     | {"mirostat_tau", "mirostat_eta", "repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty"}
     | {"grace_s", "retention_s"}
 )
+_BOOLEANS = {"stream", "ignore_eos"}
+_TRUTHS = {"true": True, "false": False}
 CANCELLED = "The stream was cancelled."
 TEXT_CHARS = 10_000
 """Characters in one frame, so that its line keeps to the limit whatever they are."""
@@ -67,6 +69,8 @@ def _prompt(fields: Fields) -> str:
 
 
 def _value(name: str, text: str) -> object:
+    if name in _BOOLEANS:
+        return _TRUTHS.get(text, text)
     if name not in _NUMBERS | _FRACTIONS:
         return text
     try:

@@ -33,10 +33,20 @@ def refusal(error: TokenflowError) -> Response:
     return answer(envelope(error), status=error_status(error), headers=error_headers(error))
 
 
+_WORDS = {
+    404: "There is no such route.",
+    405: "This route does not take that method; `Allow` says which it takes.",
+    408: "The body did not arrive in time.",
+    413: "The body is larger than this server takes.",
+}
+"""For people who wrote a client, where werkzeug's are for people before a browser."""
+
+
 def http_refusal(error: HTTPException) -> Response:
     """What HTTP itself refuses (no such route, wrong method, body too large or too slow), in the same envelope."""
     code = error.code or 500
-    ours = TokenflowError(error.description or error.name, code=error.name.lower().replace(" ", "_"))
+    words = _WORDS.get(code) or error.description or error.name
+    ours = TokenflowError(words, code=error.name.lower().replace(" ", "_"))
     body = envelope(ours)
     if code < 500:
         body["error"]["type"] = "invalid_request_error"

@@ -48,7 +48,7 @@ class Pages:
         if not self._open_to_all:
             return
         host = headers.get("Host")
-        if host is not None and not self._is_ours(f"//{host}"):
+        if host and not self._is_ours(f"//{host}"):  # without one it is HTTP/1.0, which no browser speaks
             raise Misdirected(
                 f"Without API keys only requests for this machine by its own name are served, not for {host[:100]!r}; "
                 "a name that a proxy serves goes into the configuration's http.hosts."

@@ -101,4 +101,7 @@ def _dialect(stream: Stream) -> Dialect:
         return CHAT
     if name not in BY_NAME:
         raise InvalidRequest(f"'dialect' is openai, named or small, not {name[:40]!r}.", param="dialect")
-    return BY_NAME[name]
+    dialect = BY_NAME[name]
+    if dialect is TOKENS and stream.asked.choices > 1:
+        raise InvalidRequest("The small dialect has one choice, and this stream has more.", param="dialect")
+    return dialect

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import trio
-from quart import websocket
+from quart import Response, websocket
 from quart.wrappers import Websocket
 from quart_trio import QuartTrio
 
@@ -68,6 +68,10 @@ BAD_KEY, FAULT, DRAINING = 1008, 1011, 1012
 
 def register(app: QuartTrio, service: Service) -> None:
     pages = Pages(service.config.http, open_to_all=not service.config.auth.keys)
+
+    @app.get(PATH)
+    async def no_handshake() -> Response:
+        raise InvalidRequest("This is a WebSocket; ask for an upgrade to it (RFC 6455).", code="upgrade_required")
 
     @app.websocket(PATH)
     async def ws() -> None:
