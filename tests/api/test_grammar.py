@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -201,3 +202,30 @@ async def test_few_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch)
         assert len(grammars._kept) > n or n >= 2
     assert regex("kept 3") in grammars._kept
     assert regex("kept 0") not in grammars._kept
+
+
+# --- anything at all ------------------------------------------------------------------------------------------------
+
+PIECES = {
+    "regex": r"a;b;c;.;(;);[;];{;};|;*;+;?;^;$;\;{1,3000};[a-z];[^a];\d;\p{L};(?i);(?=;(?P<a>;\1;é",
+    "grammar": 'start: ;root ::= ;a: ;a ::= ;A: ;"x";/y+/;a ;A ;start ;root ;(;);*;+;| ;~ 3;{2,9000};%json {};[;];";&;é'
+    ";<|x|>;[a-z];\n;\n;%import common.INT\n;%ignore /z/\n",
+}
+BEGINNING = {"regex": "", "grammar": 'start: "x" '}
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("kind", PIECES)
+async def test_any_source(grammars: Grammars, kind: Any, share: Callable[[int], int]) -> None:
+    """Seeded: what compiles can be begun, and what does not is refused."""
+    good = 0
+    for seed in range(share(2000)):
+        dice = random.Random(seed)
+        source = BEGINNING[kind] + "".join(dice.choices(PIECES[kind].split(";"), k=dice.randint(1, 14)))
+        try:
+            matcher = await grammars.matcher(Grammar(kind=kind, source=source, param=kind))
+        except InvalidRequest:
+            continue
+        assert any(matcher.mask())
+        good += 1
+    assert good

@@ -114,8 +114,11 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """How many tokens it may get in one step, if more than one can be certain: by its credit and by max_tokens."""
-        return min(self.limit - self.emitted, self.request.max_tokens - self.generated)
+        """How many tokens it may get in one step, if more than one is certain: by its credit and by max_tokens.
+
+        At least 1: credit may have been withdrawn since the step began.
+        """
+        return max(1, min(self.limit - self.emitted, self.request.max_tokens - self.generated))
 
     @property
     def parked(self) -> bool:

@@ -82,6 +82,15 @@ def test_what_is_certain_keeps_to_the_credit(table: Table) -> None:
     assert json.loads(played.text).keys() == json.loads(whole.text).keys()
 
 
+def test_a_step_that_has_begun_gives_what_comes_next(table: Table) -> None:
+    """Credit may be withdrawn while it runs, also where a certain token is still to be handed out."""
+    played = table.start(PROMPT, grammar=PERSON)
+    for _ in range(8):
+        played.seq.limit = -1
+        table.step()
+    assert played.tokens == 8
+
+
 def test_what_is_certain_keeps_to_max_tokens(table: Table) -> None:
     for most in (2, 5):
         table.fresh()
