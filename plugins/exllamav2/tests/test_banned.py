@@ -22,7 +22,7 @@ def phrase(text: str, at: int, size: int = 7) -> str:
     return next(part for start in places if "\ufffd" not in (part := text[start : start + size]))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_never_in_the_text(table: Table, seed: int) -> None:
     prompt = table.prompt(50, seed)
     plain = spoken(table, prompt)
@@ -38,7 +38,7 @@ def test_never_in_the_text(table: Table, seed: int) -> None:
     assert b"".join(piece for piece in heard if piece not in controls) == played.data, "tokens and text agree"
 
 
-@pytest.mark.parametrize("length", range(10, 24))
+@pytest.mark.parametrize("length", range(10, 24, 2))
 def test_nor_with_the_last_token(table: Table, length: int) -> None:
     """The library ends a sequence before it looks for banned strings."""
     prompt = table.prompt(50)
@@ -58,7 +58,7 @@ def test_a_stop_token_within_what_is_held(table: Table) -> None:
     assert again.tokens == plain.tokens
 
 
-@pytest.mark.parametrize("length", range(PAGE - 12, PAGE + 2, 2))
+@pytest.mark.parametrize("length", range(PAGE - 6, PAGE + 2, 2))
 def test_going_back_over_the_end_of_a_page(table: Table, length: int) -> None:
     """With a companion who says the same and shares its pages, and is released in the middle."""
     prompt = table.prompt(length)

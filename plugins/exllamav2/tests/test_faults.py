@@ -12,7 +12,7 @@ from plugins.exllama_common.tests.table import Played, Table
 from tokenflow.api import ContextLengthExceeded, EngineError, InvalidRequest, Sampling
 
 
-def three(table: Table, max_tokens: int = 60) -> tuple[list[bytes], list[Played]]:
+def three(table: Table, max_tokens: int = 24) -> tuple[list[bytes], list[Played]]:
     """Three sequences, a few tokens on their way, and what each says alone."""
     samplings = [Sampling(temperature=0), Sampling(seed=3), Sampling(seed=4, top_p=0.9)]
     prompts = [table.prompt(250 + 30 * n, seed=n) for n in range(3)]
@@ -190,13 +190,13 @@ def test_a_gpu_that_is_gone_ends_the_engine(table: Table) -> None:
 def test_a_page_that_another_has_and_has_not_filled(table: Table, banned: tuple[str, ...] | None) -> None:
     """One says, word for word, what is in another one's prompt, which is not through: the library asserts it is."""
     start = table.prompt(PAGE - 10)
-    said = table.alone(start, 400)
-    whole = start + tuple(said_tokens(table, start, 400))
+    said = table.alone(start, 40)
+    whole = start + tuple(said_tokens(table, start, 40))
     sampling = Sampling(temperature=0, banned_strings=banned)
-    speaker = table.seat(start, 400, sampling=sampling)
+    speaker = table.seat(start, 40, sampling=sampling)
     table.play(speaker, tokens=2)
-    reader = table.seat(whole[: 2 * PAGE + 5], 20)
-    table.play(speaker, tokens=300)  # it fills pages that the reader, who takes no part, has by name
+    reader = table.seat(whole[: PAGE + 5], 20)
+    table.play(speaker, tokens=20)  # it fills a page that the reader, who takes no part, has by name
     table.play(speaker, reader)
     assert speaker.data == said.data
     assert reader.tokens == 20

@@ -134,8 +134,8 @@ def test_guesses_change_nothing(table: Table, make_table: Any) -> None:
     for options in ({"draft_model": "another"}, {"ngram_draft": True}):
         guessing = make_table(**options)
         assert "banned_strings" not in guessing.stepper.info.capabilities
-        for length in (1, 2, 5, 40):
-            for sampling in (Sampling(temperature=0), Sampling(seed=5), Sampling(seed=5, mirostat=Mirostat(tau=2.0))):
+        for length in (1, 5, 40):
+            for sampling in (Sampling(temperature=0), Sampling(seed=5, mirostat=Mirostat(tau=2.0))):
                 wanted = table.alone(table.prompt(250), length, sampling=sampling)
                 guessed = guessing.alone(guessing.prompt(250), length, sampling=sampling)
                 assert (guessed.data, guessed.tokens) == (wanted.data, length)
