@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenflow_exllamav2.config import PAGE
 
-from plugins.exllama_common.tests.table import Played, Table
+from plugins.exllama_common.tests.table import GREEDY, Played, Table
 from tokenflow.api import Sampling
 
 
@@ -58,28 +58,27 @@ def test_a_stop_token_within_what_is_held(table: Table) -> None:
     assert again.tokens == plain.tokens
 
 
-@pytest.mark.parametrize("length", range(PAGE - 6, PAGE + 2, 2))
-def test_going_back_over_the_end_of_a_page(table: Table, length: int) -> None:
-    """With a companion who says the same and shares its pages, and is released in the middle."""
-    prompt = table.prompt(length)
-    plain = spoken(table, prompt, 40)
-    banned = tuple(phrase(plain, at, 9) for at in range(0, len(plain) - 12, 12))
-    alone = spoken(table, prompt, 40, banned_strings=banned)
-    sampling = Sampling(temperature=0, banned_strings=banned)
-    two = [table.seat(prompt, 40, sampling=sampling) for _ in range(2)]
-    plainly = table.seat(prompt, 40)
-    for step in range(400):
-        here = [played for played in (*two, plainly) if played in table.held]
-        if not here:
-            break
-        table.step(*here)
-        for played in here:
-            if played.ended:
-                table.leave(played)
-        if step % 3 == 0 and two[0] in table.held:
-            table.release(two[0])
-            assert table.try_seat(two[0])
-    assert [played.data.decode(errors="replace") for played in (*two, plainly)] == [alone, alone, plain]
+@pytest.mark.parametrize("before", [1, 2])
+def test_going_back_over_the_end_of_a_page(table: Table, before: int) -> None:
+    """A banned string lies across it. Two companions say the same, one of them without a ban; all share their pages,
+    and one with a ban is released after every step.
+    """
+    prompt = table.prompt(PAGE - 8)
+    plain = table.alone(prompt, 40)
+    text = plain.data.decode(errors="replace")
+    at = len(b"".join(step.piece for step in plain.steps[: 8 - before]).decode(errors="replace"))
+    sampling = Sampling(temperature=0, banned_strings=(text[at : at + 12],))
+    alone = table.alone(prompt, 40, sampling=sampling)
+    assert alone.data != plain.data
+    plainly, released, beside = (table.seat(prompt, 40, sampling=each) for each in (GREEDY, sampling, sampling))
+    table.play(plainly, tokens=10)  # its page is full, and has its name
+    while not released.ended:
+        table.step(released, beside)
+        if not released.ended:
+            table.release(released)
+            assert table.try_seat(released)
+    table.play(plainly, released, beside)
+    assert [plainly.data, released.data, beside.data] == [plain.data, alone.data, alone.data]
     assert table.batch.used_tokens == 0
 
 

@@ -192,6 +192,7 @@ def test_a_page_that_another_has_and_has_not_filled(table: Table, banned: tuple[
     start = table.prompt(PAGE - 10)
     said = table.alone(start, 40)
     whole = start + tuple(said_tokens(table, start, 40))
+    table.forget()
     sampling = Sampling(temperature=0, banned_strings=banned)
     speaker = table.seat(start, 40, sampling=sampling)
     table.play(speaker, tokens=2)
