@@ -146,7 +146,8 @@ def _leave_behind() -> None:
 def _bind(config: Config) -> socket.socket:
     host, port = config.server.host, config.server.port
     try:
-        return bind(host, port, backlog=config.server.backlog, stall_s=config.stream.stall_s)
+        stall_s, keepalive_s = config.stream.stall_s, config.stream.heartbeat_s
+        return bind(host, port, backlog=config.server.backlog, stall_s=stall_s, keepalive_s=keepalive_s)
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             raise StartupError(

@@ -119,7 +119,7 @@ async def test_bind_fails_if_the_port_is_busy():
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
 async def test_accepted_sockets_inherit_the_options():
     """Stock: a backlog of 100 and no user timeout."""
-    with bind("127.0.0.1", 0, stall_s=7, send_buffer=8192) as listener:
+    with bind("127.0.0.1", 0, stall_s=7, keepalive_s=3, send_buffer=8192) as listener:
         tcp_info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
         assert struct.unpack("8x 6I", tcp_info)[5] == 2048  # of a listener, `tcpi_sacked` is the backlog
         with socket.create_connection(listener.getsockname()):
@@ -127,6 +127,8 @@ async def test_accepted_sockets_inherit_the_options():
             with listener.accept()[0] as accepted:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+                assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
                 assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 8192  # man 7 socket
 
 

@@ -45,12 +45,14 @@ def bind(
     *,
     backlog: int = 2048,
     stall_s: float = 30.0,
+    keepalive_s: float = 15.0,
     send_buffer: int | None = None,
 ) -> socket.socket:
     """Take `host`:`port`, for `serve` to accept on. Clients that connect before it does wait in the backlog.
 
     Args:
         stall_s: How long the kernel keeps a connection whose peer acknowledges nothing.
+        keepalive_s: After such a silence the kernel asks whether the peer is still there.
         send_buffer: SO_SNDBUF of every connection; the kernel's own choice if None.
 
     Raises:
@@ -64,6 +66,11 @@ def bind(
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         # Ends what a dead peer leaves in the kernel's buffer, also after the socket is closed.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
+    # A peer that is cut off from the network says nothing, and where nothing is sent to it nothing is unacknowledged.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(keepalive_s)))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     return listener

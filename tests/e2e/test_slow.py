@@ -1,0 +1,129 @@
+"""Thousands of slow connections beside a hundred good streams, which must not notice: `slowhttptest` against a server.
+
+A third each of heads that drip, bodies that drip, and readers that take a few bytes at a time. The
+good ones open a stream, time its first token, read on a while and leave. What they see beside the slow ones is compared
+with what they saw before, in the same run; the server's memory is read when the slow ones are all there, and again at
+the end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import trio
+
+from tests.e2e.conftest import Serve, Server
+from tests.e2e.leaving import in_ms
+from tests.e2e.wire import COMPLETIONS, completion, connect, directive, metric
+
+SLOW = 5000
+GOOD = 100
+WATCHED_S = 15.0
+RATIO = 1.5
+GROWTH_MIB = 4.0
+PROGRAM = shutil.which("slowhttptest") or ""
+SLOWLY = directive(tokens_per_s=10, tokens_per_step=20)
+"""What the slow readers read: an event every two seconds, so that the engine's own work for them is little."""
+CONFIG = """
+[server]
+max_connections = 8000
+header_timeout_s = 60
+body_timeout_s = 60
+[limits]
+max_waiting = 4000
+[stream]
+stall_s = 60
+[models.m]
+engine = "synthetic"
+directives = true
+slots = 4000
+[sinks.prometheus]
+"""
+
+pytestmark = pytest.mark.stress
+
+
+@pytest.mark.skipif(not PROGRAM, reason="NOT TESTED: there is no slowhttptest on this machine (apt-get install it)")
+async def test_good_streams_do_not_notice_5000_slow_connections(
+    serve: Serve, tmp_path: Path, share: Callable[[int], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = share(SLOW)
+    with serve(CONFIG) as server:
+        await good_streams(server, 5.0)  # warm
+        undisturbed = await good_streams(server, WATCHED_S)
+        async with slow_connections(server, tmp_path, slow):
+            with trio.fail_after(60):
+                while await metric(server.port, "tokenflow_open_connections") < 0.95 * slow:
+                    await trio.sleep(0.25)
+            there = resident_mib(server)
+            beside = await good_streams(server, WATCHED_S)
+            growth = resident_mib(server) - there
+            held = await metric(server.port, "tokenflow_open_connections")
+        assert "Traceback" not in server.log
+    ttft = {"undisturbed": in_ms(undisturbed), "beside": in_ms(beside)}
+    ratio = round(ttft["beside"]["p99"] / ttft["undisturbed"]["p99"], 2)
+    figures = {"test": "slow connections", "slow": slow, "held_at_the_end": int(held), "good": GOOD, "ttft_ms": ttft}
+    with capsys.disabled():
+        print(
+            "\n" + json.dumps(figures | {"p99_ratio": ratio, "rss_mib": round(there), "growth_mib": round(growth, 1)})
+        )
+    assert growth < GROWTH_MIB
+    assert ratio <= RATIO
+
+
+async def good_streams(server: Server, seconds: float) -> list[float]:
+    """The times to the first token that a hundred clients see, each asking again and again."""
+    times: list[float] = []
+
+    async def one(delay_s: float) -> None:
+        await trio.sleep(delay_s)
+        while True:
+            async with connect(server.port) as wire:
+                began = trio.current_time()
+                await wire.open(COMPLETIONS, completion(directive(tokens_per_s=20), max_tokens=400))
+                await wire.until(1)
+                times.append(trio.current_time() - began)
+                await trio.sleep(1.5)
+
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for n in range(GOOD):
+                nursery.start_soon(one, n * 2 / GOOD)
+    return times
+
+
+@asynccontextmanager
+async def slow_connections(server: Server, folder: Path, count: int) -> AsyncIterator[None]:
+    """As many, of three kinds, for as long as the block lasts."""
+    each, url = str(count // 3), f"{server.url}/stream?prompt={quote(SLOWLY)}"
+    often = ["-c", each, "-r", "100", "-l", "300", "-p", "300"]
+    kinds = [
+        ["-H", "-i", "5", "-u", url],
+        ["-B", "-i", "5", "-s", "4096", "-t", "POST", "-u", server.url + COMPLETIONS],
+        ["-X", "-n", "5", "-w", "512", "-y", "1024", "-z", "32", "-u", url],
+    ]
+    processes = [
+        subprocess.Popen(  # noqa: ASYNC220  # it returns at once
+            [PROGRAM, *often, *kind], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for kind in kinds
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def resident_mib(server: Server) -> float:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
