@@ -18,7 +18,7 @@ AUTOBAHN   := .autobahn
 PURE       := tests/core tests/dialects tests/chat tests/config tests/service tests/engines tests/client tests/cli \
               plugins/ledger plugins/prometheus
 
-.PHONY: serve test check stress bench model clean
+.PHONY: serve test check stress soak bench model clean
 
 serve: model
 	$(BIN)/tokenflow serve -c conf/tokenflow.toml
@@ -36,6 +36,10 @@ check: .venv/.installed-dev
 # Long runs with a seed and a bound; ARGS="--stress-share=0.05" runs a twentieth of each.
 stress: .venv/.installed-rig $(AUTOBAHN)/.installed model
 	$(BIN)/python -m pytest -m stress $(ARGS)
+
+# Every kind of client for half an hour (ARGS=--minutes=5: less), and how the server's memory grows meanwhile.
+soak: .venv/.installed-dev
+	$(BIN)/python -m tests.soak $(ARGS)
 
 # Every figure as JSON, each a ratio against something real in the same run.
 bench: .venv/.installed-dev $(PEERS)/.installed model

@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 import trio
@@ -29,8 +28,8 @@ WATCHED_S = 15.0
 RATIO = 1.5
 GROWTH_MIB = 4.0
 PROGRAM = shutil.which("slowhttptest") or ""
-SLOWLY = directive(tokens_per_s=10, tokens_per_step=20)
-"""What the slow readers read: an event every two seconds, so that the engine's own work for them is little."""
+KEPT = completion("hello", max_tokens=600, stream=True, stream_options={"on_disconnect": "continue"})
+"""What the slow readers read: an ended stream, more than a socket holds, and no work of the engine's."""
 CONFIG = """
 [server]
 max_connections = 8000
@@ -43,7 +42,7 @@ stall_s = 60
 [models.m]
 engine = "synthetic"
 directives = true
-slots = 4000
+slots = 400
 [sinks.prometheus]
 """
 
@@ -56,12 +55,16 @@ async def test_good_streams_do_not_notice_5000_slow_connections(
 ) -> None:
     slow = share(SLOW)
     with serve(CONFIG) as server:
+        async with connect(server.port) as wire:
+            kept = (await wire.open(COMPLETIONS, KEPT))["x-request-id"]
+            await wire.body()
         await good_streams(server, 5.0)  # warm
         undisturbed = await good_streams(server, WATCHED_S)
-        async with slow_connections(server, tmp_path, slow):
-            with trio.fail_after(60):
+        async with slow_connections(server, tmp_path, slow, f"{server.url}/v1/streams/{kept}"):
+            with trio.fail_after(180):
                 while await metric(server.port, "tokenflow_open_connections") < 0.95 * slow:
                     await trio.sleep(0.25)
+            await good_streams(server, 5.0)
             there = resident_mib(server)
             beside = await good_streams(server, WATCHED_S)
             growth = resident_mib(server) - there
@@ -87,27 +90,27 @@ async def good_streams(server: Server, seconds: float) -> list[float]:
         while True:
             async with connect(server.port) as wire:
                 began = trio.current_time()
-                await wire.open(COMPLETIONS, completion(directive(tokens_per_s=20), max_tokens=400))
+                await wire.open(COMPLETIONS, completion(directive(tokens_per_s=5), max_tokens=400))
                 await wire.until(1)
                 times.append(trio.current_time() - began)
-                await trio.sleep(1.5)
+                await trio.sleep(3)
 
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
             for n in range(GOOD):
-                nursery.start_soon(one, n * 2 / GOOD)
+                nursery.start_soon(one, n * 3 / GOOD)
     return times
 
 
 @asynccontextmanager
-async def slow_connections(server: Server, folder: Path, count: int) -> AsyncIterator[None]:
+async def slow_connections(server: Server, folder: Path, count: int, kept: str) -> AsyncIterator[None]:
     """As many, of three kinds, for as long as the block lasts."""
-    each, url = str(count // 3), f"{server.url}/stream?prompt={quote(SLOWLY)}"
-    often = ["-c", each, "-r", "100", "-l", "300", "-p", "300"]
+    each = str(count // 3)
+    often = ["-c", each, "-r", "30", "-l", "300", "-p", "300"]
     kinds = [
-        ["-H", "-i", "5", "-u", url],
+        ["-H", "-i", "5", "-u", kept],
         ["-B", "-i", "5", "-s", "4096", "-t", "POST", "-u", server.url + COMPLETIONS],
-        ["-X", "-n", "5", "-w", "512", "-y", "1024", "-z", "32", "-u", url],
+        ["-X", "-n", "5", "-w", "512", "-y", "1024", "-z", "32", "-m", "text/event-stream", "-u", kept],
     ]
     processes = [
         subprocess.Popen(  # noqa: ASYNC220  # it returns at once
