@@ -36,17 +36,17 @@ class ReplayMachine(RuleBasedStateMachine):
             self.trimmed = max(self.trimmed, min(self.places))
 
     @precondition(lambda self: not self.sealed)
-    @rule(source=st.integers(0, 2), events=st.integers(0, 3), last=st.booleans())
-    def append(self, source: int, events: int, last: bool) -> None:
+    @rule(source=st.integers(0, 2), last=st.booleans())
+    def append(self, source: int, last: bool) -> None:
         event = f"event {len(self.all) + 1}"
         for _, woken in self.readers:
             woken.clear()
         if last:
-            n, source, events = self.log.seal(event), -1, 0
+            n, source = self.log.seal(event), -1
         else:
-            n = self.log.append(event, source, events)
+            n = self.log.append(event, source)
         self.sealed = last
-        self.all.append(Record(n, event, source, events, RECORD_BYTES))
+        self.all.append(Record(n, event, source, RECORD_BYTES))
         assert all(woken == [n] for _, woken in self.readers)
 
     @precondition(lambda self: self.sealed)
@@ -135,11 +135,11 @@ def test_without_a_reader_nothing_is_accepted() -> None:
     credited: list[Record[str]] = []
     log: ReplayLog[str] = ReplayLog(credited.append)
     for event in "abc":
-        log.append(event, source=0, events=1)
+        log.append(event, source=0)
     cursor = log.attach(lambda _: None)
     cursor.detach()
     assert credited == []
-    assert log.attach(lambda _: None).peek() == [Record(n, e, 0, 1, RECORD_BYTES) for n, e in enumerate("abc", 1)]
+    assert log.attach(lambda _: None).peek() == [Record(n, e, 0, RECORD_BYTES) for n, e in enumerate("abc", 1)]
 
 
 def test_a_reader_that_attaches_ahead_paces_at_once() -> None:
@@ -148,7 +148,7 @@ def test_a_reader_that_attaches_ahead_paces_at_once() -> None:
     log: ReplayLog[str] = ReplayLog(credited.append)
     slow = log.attach(lambda _: None)
     for event in "abc":
-        log.append(event, source=0, events=1)
+        log.append(event, source=0)
     log.attach(lambda _: None, after=3)
     assert [record.event for record in credited] == ["a", "b", "c"]
     assert len(slow.peek()) == 3
@@ -185,10 +185,10 @@ def test_credit_given_inline_may_append_at_once() -> None:
     def more(record: Record[str]) -> None:
         order.append(record.n)
         if record.n < 5:
-            log.append("next", 0, 1)
+            log.append("next", 0)
 
     cursor = log.attach(lambda _: cursor.ack(log.head))
-    log.append("first", 0, 1)
+    log.append("first", 0)
     assert order == [1, 2, 3, 4, 5]
     assert cursor.peek() == []
 
@@ -286,7 +286,7 @@ def test_what_is_accounted_is_what_python_holds(kind):
     tracemalloc.start()
     for i in range(count):
         delta = KINDS[kind](1000 + i)
-        log.append(delta, 0, 1, size=delta.memory_bytes)
+        log.append(delta, 0, size=delta.memory_bytes)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held <= log.bytes <= 1.15 * held, (held / count, log.bytes / count)

@@ -27,12 +27,11 @@ RECORD_BYTES = 240
 
 
 class Record(NamedTuple, Generic[E]):
-    """One numbered entry: what it says, which sequence made it, and how many of that sequence's events it holds."""
+    """One numbered entry: what it says, and which sequence made it (-1: none alone)."""
 
     n: int
     event: E
     source: int
-    events: int
     size: int
     """Bytes of memory, about."""
 
@@ -111,19 +110,19 @@ class ReplayLog(Generic[E]):
     def statistics(self) -> Statistics:
         return Statistics(self.head, self.accepted, len(self._records), self.bytes, len(self._readers))
 
-    def append(self, event: E, source: int = -1, events: int = 0, *, size: int = 0) -> int:
+    def append(self, event: E, source: int = -1, *, size: int = 0) -> int:
         """Number `event` and hand it to whoever waits. Returns its n. `size` is its own bytes, of text mostly."""
-        return self._add(event, source, events, size, last=False)
+        return self._add(event, source, size, last=False)
 
     def seal(self, event: E) -> int:
         """Append the end; nothing can follow."""
-        return self._add(event, -1, 0, 0, last=True)
+        return self._add(event, -1, 0, last=True)
 
-    def _add(self, event: E, source: int, events: int, size: int, *, last: bool) -> int:
+    def _add(self, event: E, source: int, size: int, *, last: bool) -> int:
         if self.sealed:
             raise RuntimeError("the log is sealed")
         n = self.head + 1
-        record = Record(n, event, source, events, size + RECORD_BYTES)
+        record = Record(n, event, source, size + RECORD_BYTES)
         self._records.append(record)
         self.sealed = last  # before waking: a reader that takes the end inline must find itself `at_end`
         self._grow(record.size)

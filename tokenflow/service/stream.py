@@ -483,7 +483,7 @@ class Stream:
         if delta.logprobs:
             delta = replace(delta, offset=self._offsets[index])
             self._offsets[index] += sum([len(token.token) for token in delta.logprobs])
-        self._log.append(delta, index, 1, size=delta.memory_bytes)
+        self._log.append(delta, index, size=delta.memory_bytes)
         if events > 1:
             self._regrant()
 
@@ -526,7 +526,7 @@ class Stream:
     def _accept(self, record: Record[StreamEvent]) -> None:
         """The fastest reader has `record`: its credit goes back to where it came from."""
         if record.source >= 0:
-            self._sends[record.source].accept(record.events)
+            self._sends[record.source].accept(1)
         if self.slotless or (self._deadline.suspended and not self._stalled):
             self._regulate()
 
