@@ -216,7 +216,7 @@ FRAGMENTS = sorted(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     st.sampled_from(FORMATS),
     st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join),
@@ -249,6 +249,8 @@ def test_an_answer_in_json_is_not_held_until_its_end() -> None:
 def test_without_tools_what_looks_like_a_call_is_text() -> None:
     for name, text in {"hermes": HERMES, "qwen_xml": QWEN, "mistral": "[TOOL_CALLS][]"}.items():
         assert read(name, text, tools=None) == Said(text)
+    call = "<|channel|>commentary to=functions.now<|message|>{}"
+    assert read("harmony", call, tools=None) == Said("{}")
 
 
 def test_values_take_the_type_that_their_schema_asks_for() -> None:
@@ -266,6 +268,7 @@ def test_values_take_the_type_that_their_schema_asks_for() -> None:
     assert value("unheard of", "true") is True and value("unheard of", "True") is True
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
@@ -374,5 +377,5 @@ def test_what_never_comes_to_a_point_takes_no_more_time_for_that(name: str, begi
             reading.take(Delta(goes_on))
         return time.process_time() - began
 
-    few = min(seconds(1_000) for _ in range(3))
-    assert seconds(20_000) < 20 * few * 5  # it would be 20 times that if it were quadratic
+    few = min(seconds(500) for _ in range(3))
+    assert seconds(10_000) < 20 * few * 5  # it would be 20 times that if it were quadratic

@@ -43,7 +43,7 @@ def harmony(source: Source, message: MessageBuilder) -> Read[None]:
 def _message(source: Source, message: MessageBuilder, head: str) -> Read[str | None]:
     """One message's body, by what its head says."""
     recipient, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
-    if recipient is not None:
+    if recipient is not None and message.has_tools:
         message.call(recipient[1].removeprefix("functions."))
         yield from source.skip()
         if (yield from json_arguments(source, message.arguments)):

@@ -113,6 +113,11 @@ class MessageBuilder:
     def reasoning_begins(self) -> None:
         self._reasoning.pause()
 
+    @property
+    def has_tools(self) -> bool:
+        """There is something to call."""
+        return self._tools is not None
+
     def knows(self, name: str) -> bool:
         """There is such a tool."""
         return name in self._schemas
