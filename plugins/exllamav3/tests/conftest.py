@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .rig import extension
-
 if TYPE_CHECKING:
     from plugins.exllama_common.tests.table import Table
 
@@ -18,6 +16,8 @@ MISSING = [name for name in ("torch", "exllamav3", "triton") if find_spec(name) 
 if MISSING:
     collect_ignore_glob = ["test_*.py"]
 else:
+    from .rig import extension
+
     extension.install()
 
 

@@ -35,12 +35,14 @@ class TestGuessingAhead(OnRig):
     config = replace(CONFIG, draft_model="rig", draft_tokens=3)
 
 
+@pytest.mark.stress
 class TestRepeating(OnRig):
     """Guesses from what has been said."""
 
     config = replace(CONFIG, ngram_match=1, draft_tokens=3)
 
 
+@pytest.mark.stress
 class TestShortOfPages(OnRig):
     """Never more than two sequences fit, and each asks for a page at a time."""
 

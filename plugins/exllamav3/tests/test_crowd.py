@@ -150,9 +150,8 @@ class Crowd:
         batch.pagetable.validate_pagetable([])
 
 
-@pytest.mark.parametrize("seed", range(len(CONFIGS)))
-def test_a_crowd(seed: int) -> None:
-    play(seed)
+def test_a_crowd() -> None:
+    play(2)
 
 
 @pytest.mark.stress

@@ -20,7 +20,7 @@ from .rig.model import hash_load
 Make = Callable[..., Table]
 
 
-def three(table: Table, max_tokens: int = 40) -> tuple[list[bytes], list[Played]]:
+def three(table: Table, max_tokens: int = 20) -> tuple[list[bytes], list[Played]]:
     """Three sequences, a few tokens on their way, and what each says alone."""
     samplings = [Sampling(temperature=0), Sampling(seed=3), Sampling(seed=4, top_p=0.9, repetition_penalty=1.2)]
     prompts = [table.prompt(230 + 30 * n, seed=n) for n in range(3)]

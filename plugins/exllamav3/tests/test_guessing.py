@@ -27,15 +27,15 @@ def guessing(request: pytest.FixtureRequest, make_table: Callable[..., Table]) -
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_the_same_is_said(table: Table, guessing: Table, name: str) -> None:
     sampling = SAMPLINGS[name]
-    wanted = table.alone(table.prompt(250), 60, sampling=sampling)
-    played = guessing.alone(guessing.prompt(250), 60, sampling=sampling)
+    wanted = table.alone(table.prompt(250), 40, sampling=sampling)
+    played = guessing.alone(guessing.prompt(250), 40, sampling=sampling)
     assert played.data == wanted.data
-    assert played.tokens == 60
+    assert played.tokens == 40
     if sampling.logit_bias or guessing.batch.draft_model:  # n-grams need something that repeats
-        assert len(played.steps) < 60
+        assert len(played.steps) < 40
 
 
-@pytest.mark.parametrize("most", range(1, 10))
+@pytest.mark.parametrize("most", (1, 2, 3, 4, 7))
 def test_max_tokens_is_exact(table: Table, guessing: Table, most: int) -> None:
     """Wherever in what was guessed it falls."""
     played = guessing.alone(guessing.prompt(50), most)
@@ -44,7 +44,7 @@ def test_max_tokens_is_exact(table: Table, guessing: Table, most: int) -> None:
 
 
 def test_an_end_within_what_was_guessed(table: Table, guessing: Table) -> None:
-    for seed in range(4):
+    for seed in range(2):
         fields: dict[str, Any] = {"sampling": Sampling(seed=seed, logit_bias={401: 4.0}), "ignore_eos": False}
         wanted = table.alone(table.prompt(50, seed), 60, **fields)
         played = guessing.alone(guessing.prompt(50, seed), 60, **fields)
