@@ -188,6 +188,14 @@ async def test_who_leaves_while_it_compiles(grammars: Grammars) -> None:
     assert await allows(grammars, regex("who is next"), "who is next")
 
 
+async def test_a_process_that_is_gone_is_nobodys_fault(grammars: Grammars) -> None:
+    await grammars.compile(regex("before it went"))
+    assert grammars._worker is not None
+    grammars._worker._process.kill()
+    await grammars._worker._process.wait()
+    assert await allows(grammars, regex("after it went"), "after it went")
+
+
 async def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     await grammars.compile(regex("once"))
     monkeypatch.setattr(grammars, "_ask_worker", None)

@@ -138,7 +138,8 @@ class Grammars:
         return await trio.to_thread.run_sync(grammar_worker.make_matcher, self._tokenizer, source)
 
     async def _ask_worker(self, grammar: Grammar, budget_s: float) -> tuple[str | None, str, str]:
-        if self._worker is None:
+        if self._worker is None or self._worker.has_ended:
+            await self._dismiss()
             self._worker = await _start_worker(self._vocabulary)
         try:
             with trio.fail_after(budget_s):
@@ -164,7 +165,7 @@ class Grammars:
 async def _start_worker(vocabulary: tuple[list[bytes], list[int], list[int]]) -> _Worker:
     worker = _Worker(
         await trio.lowlevel.open_process(
-            [sys.executable, "-I", str(Path(grammar_worker.__file__))], stdin=PIPE, stdout=PIPE
+            [sys.executable, "-P", str(Path(grammar_worker.__file__))], stdin=PIPE, stdout=PIPE
         )
     )
     try:
@@ -184,6 +185,10 @@ class _Worker:
 
     def __init__(self, process: trio.Process) -> None:
         self._process = process
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     async def ask(self, message: Any) -> Any:
         """Send and receive. EOFError: the process has ended."""

@@ -170,6 +170,7 @@ def _bound_memory() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process when it ends
     _bound_memory()
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=main)
