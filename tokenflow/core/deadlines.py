@@ -20,7 +20,7 @@ from tokenflow.core.types import Timeouts
 class Deadline:
     """When the stream must be given up, and under which name."""
 
-    __slots__ = ("_grace_at", "_span_at", "_timeouts", "paused", "phase", "stalled", "total_at")
+    __slots__ = ("_grace_at", "_span_at", "_timeouts", "paused", "phase", "stalled", "suspended", "total_at")
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:
         self._timeouts = timeouts
@@ -28,25 +28,21 @@ class Deadline:
         self.stalled = False
         """The reader's window is full."""
         self.paused = False
+        self.suspended = False
+        """Silence is the reader's doing, not the engine's."""
         self.total_at = now + timeouts.total_s
         self._span_at = now + timeouts.queue_s
         self._grace_at = inf
 
     @property
-    def suspended(self) -> bool:
-        """Silence is the reader's doing, not the engine's."""
-        return (self.paused and self.phase is not Phase.QUEUE) or (self.stalled and self.phase is Phase.DECODE)
-
-    @property
     def at(self) -> float:
         """The moment at which it passes; inf once done."""
-        if self.phase is Phase.DONE:
-            return inf
         return min(inf if self.suspended else self._span_at, self.total_at, self._grace_at)
 
     def slot_taken(self, now: float) -> None:
         self.phase = move(PHASE_MOVES, self.phase, Phase.PREFILL)
         self._span_at = now + self._timeouts.prefill_s
+        self._suspend()
 
     def token(self, now: float, *, stalled: bool) -> None:
         """A token came; `stalled`: and the reader's window is full, so that the next may not."""
@@ -54,13 +50,19 @@ class Deadline:
             self.phase = move(PHASE_MOVES, self.phase, Phase.DECODE)
         self.stalled = stalled
         self._span_at = now + self._timeouts.idle_s
+        self.suspended = stalled or self.paused
 
     def hold(self, now: float, *, stalled: bool, paused: bool) -> None:
         """The reader became, or stopped being, the reason for silence. When it stops, the span starts afresh."""
         was = self.suspended
         self.stalled, self.paused = stalled, paused
+        self._suspend()
         if was and not self.suspended:
             self._span_at = now + (self._timeouts.prefill_s if self.phase is Phase.PREFILL else self._timeouts.idle_s)
+
+    def _suspend(self) -> None:
+        in_queue, decodes = self.phase is Phase.QUEUE, self.phase is Phase.DECODE
+        self.suspended = (self.paused and not in_queue) or (self.stalled and decodes)
 
     def left(self, now: float, grace_s: float) -> None:
         """The last reader has gone."""
@@ -75,6 +77,7 @@ class Deadline:
         was = self.phase
         if was is not Phase.DONE:
             self.phase = move(PHASE_MOVES, was, Phase.DONE)
+            self._span_at = self.total_at = self._grace_at = inf
         return was
 
     @property

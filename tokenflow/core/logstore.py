@@ -98,5 +98,5 @@ class LogStore:
 
     def _grew(self, change: int) -> None:
         self.bytes += change
-        if change > 0 and not self.has_room:
+        if change > 0 and self.bytes >= self.total_bytes:
             self._make_room()

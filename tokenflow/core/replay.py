@@ -22,7 +22,7 @@ from tokenflow.errors import ResumeWindowLost
 
 E = TypeVar("E")
 
-RECORD_BYTES = 240
+RECORD_BYTES = 248
 """What Python keeps for a record beside its text: the tuple, the event, numbers and the list's part (measured)."""
 
 
@@ -121,7 +121,7 @@ class ReplayLog(Generic[E]):
     def _add(self, event: E, source: int, size: int, *, last: bool) -> int:
         if self.sealed:
             raise RuntimeError("the log is sealed")
-        n = self.head + 1
+        n = self._dropped + len(self._records) + 1
         record = Record(n, event, source, size + RECORD_BYTES)
         self._records.append(record)
         self.sealed = last  # before waking: a reader that takes the end inline must find itself `at_end`
@@ -165,7 +165,10 @@ class ReplayLog(Generic[E]):
     def _drop(self, count: int) -> None:
         if count <= 0:
             return
-        self._grow(-sum(record.size for record in self._records[:count]))
+        if count == 1:  # as in every stream whose reader keeps up
+            self._grow(-self._records[0].size)
+        else:
+            self._grow(-sum([record.size for record in self._records[:count]]))
         del self._records[:count]
         self._dropped += count
 

@@ -267,8 +267,10 @@ class Delta:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that its parts hold, about."""
-        alternatives = sum([1 + len(token.top) for token in self.logprobs])
-        return sys.getsizeof(self.text) + LOGPROB_BYTES * alternatives
+        size = sys.getsizeof(self.text)
+        if self.logprobs:
+            size += LOGPROB_BYTES * sum([1 + len(token.top) for token in self.logprobs])
+        return size
 
 
 CALL_BYTES = 250

@@ -117,8 +117,9 @@ class Stream:
         self._account = Account(identity, len(sequences), now, emit)
         self._deadline = Deadline(settings.timeouts, now)
         self._scope = trio.CancelScope()
+        self._called_off = False  # what the scope's own property says, which asks the clock
         self._watch = watch
-        self._watched = Watched(self._deadline.at, self._scope.cancel)
+        self._watched = Watched(self._deadline.at, self._call_off)
         watch.look_at(self._watched)
         self.attendance = settings.attendance
         self._logs = logs
@@ -151,7 +152,7 @@ class Stream:
     @property
     def well(self) -> bool:
         """It is alive, or ended as it should."""
-        return None not in self._reasons or not (self.phase is Phase.DONE or self._scope.cancel_called)
+        return None not in self._reasons or not (self.phase is Phase.DONE or self._called_off)
 
     @property
     def repeatable(self) -> bool:
@@ -243,10 +244,14 @@ class Stream:
         self._regulate()
 
     def _stop(self, outcome: Outcome, error: TokenflowError | None = None) -> None:
-        if self._cancel is not None or self._scope.cancel_called or self.phase is Phase.DONE:
+        if self._cancel is not None or self._called_off or self.phase is Phase.DONE:
             return
         self._cancel, self._cancel_error = outcome, error
         self._account.cancelled(trio.current_time())
+        self._call_off()
+
+    def _call_off(self) -> None:
+        self._called_off = True
         self._scope.cancel()
 
     @property
@@ -548,8 +553,8 @@ class Stream:
     def _in_time(self, now: float) -> bool:
         """No deadline has passed: an event beside one that has must not rename it."""
         if now >= self._watched.at:
-            self._scope.cancel()
-        return not self._scope.cancel_called
+            self._call_off()
+        return not self._called_off
 
     def _set_deadline(self) -> None:
         at = self._watched.at = self._deadline.at
