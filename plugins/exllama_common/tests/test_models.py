@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenflow_exllama.models import chat_template, chat_templates
+from tokenflow_exllama.models import chat_templates
 
 
 def settings(folder: Path, template: object) -> None:
@@ -13,7 +13,7 @@ def settings(folder: Path, template: object) -> None:
 
 
 def test_templates_of_a_model(tmp_path: Path) -> None:
-    assert chat_templates(tmp_path) == {} and chat_template(tmp_path) is None
+    assert chat_templates(tmp_path) == {}
     settings(tmp_path, None)
     assert chat_templates(tmp_path) == {}
     settings(tmp_path, "one")
@@ -21,7 +21,7 @@ def test_templates_of_a_model(tmp_path: Path) -> None:
     settings(tmp_path, [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}])
     assert chat_templates(tmp_path) == {"default": "a", "tool_use": "b"}
     settings(tmp_path, [{"name": "rag", "template": "c"}])
-    assert chat_template(tmp_path) == "c", "the only one is what there is"
+    assert chat_templates(tmp_path)["default"] == "c", "the only one is what there is"
 
 
 def test_a_file_counts_before_the_settings(tmp_path: Path) -> None:

@@ -47,11 +47,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def chat_template(directory: Path) -> str | None:
-    """The model's own template; None: it has none."""
-    return chat_templates(directory).get("default")
-
-
 def chat_templates(directory: Path) -> dict[str, str]:
     """The model's own templates by name: files beside it, else what its tokenizer's settings have.
 

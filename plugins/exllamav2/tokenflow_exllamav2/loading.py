@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
 from tokenflow_exllama.models import (
-    chat_template,
+    chat_templates,
     check_same_tokens,
     model_directory,
     one_line,
@@ -198,8 +198,8 @@ def ends(directory: Path, tokenizer: Any) -> set[int]:
 def _info(config: Exl2Config, shape: Shape, directory: Path, vocabulary: Vocabulary, slots: int) -> EngineInfo:
     from tokenflow_exllamav2.sampling import CAPABILITIES, MAX_LOGPROBS
 
-    template = chat_template(directory)
-    extras = {"logprobs", "ignore_eos", "prefix_cache"} | ({"chat"} if template else set())
+    templates = chat_templates(directory)
+    extras = {"logprobs", "ignore_eos", "prefix_cache"} | ({"chat"} if templates else set())
     # What was guessed goes on behind a banned string that was taken back: the library mixes the two up.
     without = {"banned_strings"} if config.guesses else set()
     return EngineInfo(
@@ -209,7 +209,8 @@ def _info(config: Exl2Config, shape: Shape, directory: Path, vocabulary: Vocabul
         vocab_size=vocabulary.size,
         capabilities=(CAPABILITIES | extras) - without,
         max_logprobs=MAX_LOGPROBS,
-        chat_template=template,
+        chat_template=templates.get("default"),
+        chat_templates=templates,
         bos_token=vocabulary.bos,
         eos_token=vocabulary.eos,
         special_tokens=vocabulary.specials,
