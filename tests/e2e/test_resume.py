@@ -143,7 +143,7 @@ async def test_what_a_query_says_is_text_and_read_as_what_it_means(port: int) ->
     async with connect(port) as wire:
         await opened(wire, "GET", query)
         assert tokens_of(events(raws(await wire.frames())[1:])) == generate("hello", 3, seed=7)
-    for wrong in ("stream=yes", "max_tokens=1.5", "temperature=hot", "ignore_eos=1"):
+    for wrong in ("stream=yes", "max_tokens=1.5", "temperature=hot", "ignore_eos=1", "grace_s=999", "retention_s=nan"):
         answer = await ask(port, "GET", f"/stream?prompt=hello&model=m&{wrong}", headers=ALICE)
         assert (answer.status, answer.error["param"]) == (400, wrong.partition("=")[0])
 
@@ -278,8 +278,12 @@ async def test_several_choices_have_no_place_in_the_small_dialect(port: int) -> 
     async with connect(port) as wire:
         id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=2, n=2))
         await wire.frames()
-    answer = await ask(port, "GET", f"/v1/streams/{id}?dialect=small", headers=ALICE | SSE)
-    assert (answer.status, answer.error["param"]) == (400, "dialect")
+    for target, headers in [
+        (f"/v1/streams/{id}?dialect=small", SSE),
+        ("/stream?prompt=a", {"Last-Event-ID": f"{id}:1"}),
+    ]:
+        answer = await ask(port, "GET", target, headers=ALICE | headers)
+        assert (answer.status, answer.error["param"]) == (400, "dialect")
 
 
 async def test_looking_pausing_resuming_and_cancelling_by_id(port: int) -> None:

@@ -67,6 +67,9 @@ async def _event_source(service: Service) -> Response:
     asked = parse_query(request.args)
     try:
         stream, reader = await service.open(asked, key=g.key, route="/stream")
+    except InvalidRequest as exc:
+        exc.param = exc.param and exc.param.removeprefix("stream_options.")  # in a query they stand by themselves
+        raise
     except Overloaded as exc:  # EventSource gives up for good on any status but 200
         frame = SmallEncoder("", "", 0, False).failure(exc)
         return Response(frame, headers=HEADERS)
@@ -74,6 +77,8 @@ async def _event_source(service: Service) -> Response:
 
 
 def _read_on(service: Service, stream: Stream, after: int, dialect: Dialect) -> Response:
+    if dialect is TOKENS and stream.asked.choices > 1:
+        raise InvalidRequest("The small dialect has one choice, and this stream has more.", param="dialect")
     reader = stream.attach(after)
     if reader.at_end:
         reader.close()
@@ -101,7 +106,4 @@ def _dialect(stream: Stream) -> Dialect:
         return CHAT
     if name not in BY_NAME:
         raise InvalidRequest(f"'dialect' is openai, named or small, not {name[:40]!r}.", param="dialect")
-    dialect = BY_NAME[name]
-    if dialect is TOKENS and stream.asked.choices > 1:
-        raise InvalidRequest("The small dialect has one choice, and this stream has more.", param="dialect")
-    return dialect
+    return BY_NAME[name]
