@@ -75,7 +75,7 @@ async def test_a_caught_up_reader_is_written_to_in_the_task_that_has_the_record(
     nursery.start_soon(drain, reader, tap)
     await trio.testing.wait_all_tasks_blocked()
     for n in range(1, 4):
-        log.append(Delta("x"), 0, 1)
+        log.append(Delta("x"), 0)
         assert tap.taken == accepted == list(range(1, n + 1)), "at once: no other task has run"
     log.seal(Ended(("stop",), Usage()))
     assert tap.taken == [1, 2, 3], "the end is the reader's own affair"
@@ -101,7 +101,7 @@ async def test_every_record_is_taken_once_and_in_order(seed: int, nursery: trio.
     for _ in range(60):
         for _ in range(rng.randrange(3)):
             await trio.lowlevel.checkpoint()
-        log.append(Delta("x"), 0, 1)
+        log.append(Delta("x"), 0)
         assert accepted == list(range(1, len(accepted) + 1))
         if beats and rng.random() < 0.3:
             beats[-1].cancel()
@@ -123,7 +123,7 @@ async def test_a_writer_that_breaks_breaks_its_reader_alone(nursery: trio.Nurser
 
     nursery.start_soon(read)
     await trio.testing.wait_all_tasks_blocked()
-    log.append(Delta("x"), 0, 1)
+    log.append(Delta("x"), 0)
     await trio.testing.wait_all_tasks_blocked()
     assert failed == ["no frame for this"]
     assert accepted == [] and not other.at_end
@@ -136,7 +136,7 @@ async def test_nothing_is_written_beyond_the_credit(nursery: trio.Nursery) -> No
     nursery.start_soon(drain, reader, tap)
     await trio.testing.wait_all_tasks_blocked()
     for _ in range(3):
-        log.append(Delta("x"), 0, 1)
+        log.append(Delta("x"), 0)
     await trio.testing.wait_all_tasks_blocked()
     assert tap.taken == [1]
     reader.allow(1)

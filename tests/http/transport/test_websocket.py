@@ -328,3 +328,14 @@ async def test_a_send_after_the_client_has_left_checkpoints_and_raises(socket: A
     with trio.fail_after(1):
         await done.wait()
     assert len(outcome) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536])
+def test_a_message_that_is_written_at_once_is_framed_as_wsproto_frames_it(size: int) -> None:
+    from wsproto.connection import Connection, ConnectionType
+    from wsproto.events import TextMessage
+
+    from tokenflow.http.transport.ws import text_frame
+
+    text = "é" * (size // 2) + "x" * (size % 2)
+    assert text_frame(text) == Connection(ConnectionType.SERVER).send(TextMessage(data=text))

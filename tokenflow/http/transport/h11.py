@@ -25,7 +25,7 @@ from hyperframe.exceptions import HyperframeError
 from .asgi import error_body
 from .limits import BY_STATUS, Limits, Traffic
 from .refusals import MESSAGES, refusal
-from .ws import CorrectedWSStream
+from .ws import CorrectedWSStream, text_frame
 
 _BASE64URL = re.compile(rb"[A-Za-z0-9_-]*")
 
@@ -169,8 +169,7 @@ class CorrectedH11Protocol(H11Protocol):
     def framed(self, data: bytes | str) -> bytes:
         """`data` as it goes on the wire: a chunk of the response (RFC 9112 section 7.1), or a WebSocket's message."""
         if isinstance(data, str):
-            assert isinstance(self.stream, CorrectedWSStream)
-            return self.stream.message(data)
+            return text_frame(data)
         return b"%x\r\n%b\r\n" % (len(data), data)
 
     async def _send_error_response(self, status_code: int) -> None:

@@ -25,6 +25,16 @@ _MESSAGES = {
 }
 
 
+def text_frame(text: str) -> bytes:
+    """A whole message's frame, unmasked and not compressed, as all of ours are (RFC 6455 section 5.2)."""
+    payload = text.encode()
+    size = len(payload)
+    if size < 126:
+        return b"\x81%c%b" % (size, payload)
+    length = b"\x7e" + size.to_bytes(2) if size < 1 << 16 else b"\x7f" + size.to_bytes(8)
+    return b"\x81" + length + payload
+
+
 class CorrectedWSStream(WSStream):
     """One WebSocket. Arguments as Hypercorn's, and `pong_s`: how long a client may take to answer a ping."""
 
@@ -113,10 +123,6 @@ class CorrectedWSStream(WSStream):
     def connected(self) -> bool:
         """Messages may be sent."""
         return self.state is ASGIWebsocketState.CONNECTED and self.connection.state is ConnectionState.OPEN
-
-    def message(self, text: str) -> bytes:
-        """A whole message's frame."""
-        return self.connection.send(TextMessage(data=text))
 
     async def _accept(self, message: WebsocketAcceptEvent) -> None:
         self.handshake.extensions = None
