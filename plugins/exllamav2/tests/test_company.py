@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import trio
-from tokenflow_exllamav2 import Exl2Config, Exl2Engine
+from tokenflow_exllama.engine import ExllamaEngine
+from tokenflow_exllamav2 import Exl2Config
 from tokenflow_exllamav2.config import PAGE
 from tokenflow_exllamav2.stepper import Exl2Stepper
 
@@ -58,7 +59,7 @@ class Trial:
         alone: each request with what it gives by itself.
     """
 
-    def __init__(self, engine: Exl2Engine, stepper: Exl2Stepper, alone: list[Alone], seed: int) -> None:
+    def __init__(self, engine: ExllamaEngine, stepper: Exl2Stepper, alone: list[Alone], seed: int) -> None:
         self.engine = engine
         self.stepper = stepper
         self.alone = alone
@@ -148,7 +149,7 @@ class Evening:
 
         loop = StepLoop(self.stepper)
         async with serving(loop, pace=pace):
-            engine = Exl2Engine(loop, self.stepper)
+            engine = ExllamaEngine(loop, self.stepper)
             for request in requests():
                 if "banned_strings" not in engine.info.capabilities:
                     request = _without_bans(request)

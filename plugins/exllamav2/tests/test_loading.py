@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 import trio
+from tokenflow_exllama.progress import GivenUp, Progress
 from tokenflow_exllamav2 import Exl2Config, loading, open_exllamav2
 from tokenflow_exllamav2.config import PAGE
-from tokenflow_exllamav2.loading import GivenUp, Shape, load
+from tokenflow_exllamav2.loading import Shape, load
 
 from tokenflow.api import StartupError
 
@@ -220,7 +221,7 @@ def test_loading_can_be_given_up(directory: Path, gpu: Any) -> None:
 def test_a_cancel_while_it_loads(directory: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The opening task is let go, once the thread has given up."""
     library = gpu()
-    original = loading._Progress.__call__
+    original = Progress.__call__
     layers: list[int] = []
 
     def wait_for_the_cancel(self: Any, layer: int, of: int) -> None:
@@ -230,7 +231,7 @@ def test_a_cancel_while_it_loads(directory: Path, gpu: Any, monkeypatch: pytest.
             pass
         original(self, layer, of)
 
-    monkeypatch.setattr(loading._Progress, "__call__", wait_for_the_cancel)
+    monkeypatch.setattr(Progress, "__call__", wait_for_the_cancel)
     scope = trio.CancelScope()
 
     async def open() -> None:

@@ -11,9 +11,9 @@ engine      all of it as an `Engine`
 
 from tokenflow.api import EnginePlugin, hookimpl
 from tokenflow_exllamav2.config import Exl2Config
-from tokenflow_exllamav2.engine import Exl2Engine, open_exllamav2
+from tokenflow_exllamav2.engine import open_exllamav2
 
-__all__ = ["Exl2Config", "Exl2Engine", "open_exllamav2"]
+__all__ = ["Exl2Config", "open_exllamav2"]
 
 
 @hookimpl

@@ -17,6 +17,7 @@ from tokenflow_exllama.models import (
     read_json,
     weights_bytes,
 )
+from tokenflow_exllama.progress import GivenUp, Progress
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary
 
 from tokenflow.api import EngineInfo, Send, Sequence, SequenceRequest, StartupError
@@ -34,10 +35,6 @@ _NOT_READ = {
     "exl3": 'use `engine = "exllamav3"`',
     **dict.fromkeys(("awq", "bitsandbytes", "fp8", "hqq"), "exllamav2 reads EXL2, GPTQ and FP16"),
 }
-
-
-class GivenUp(Exception):
-    """Nobody waits for this model any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +268,7 @@ def _cache_bytes(config: Exl2Config, shape: Shape, settings: Any) -> int:
 def _read(library: Any, config: Exl2Config, shape: Shape, model: Any, given_up: Callable[[], bool]) -> Any:
     """Read the model into memory. Returns its cache."""
     kind = getattr(library, "ExLlamaV2Cache" + ("" if config.cache_type == "FP16" else f"_{config.cache_type}"))
-    progress = _Progress(Path(model.config.model_dir).name, given_up)
+    progress = Progress(logger, Path(model.config.model_dir).name, given_up)
     split = None if config.gpu_split is None else list(config.gpu_split)
     if config.tensor_parallel:
         model.load_tp(split, callback=progress, expect_cache_tokens=shape.cache, expect_cache_base=kind)
@@ -282,22 +279,6 @@ def _read(library: Any, config: Exl2Config, shape: Shape, model: Any, given_up: 
     cache = kind(model, max_seq_len=shape.cache, lazy=True)
     model.load_autosplit(cache, callback=progress)
     return cache
-
-
-class _Progress:
-    """Called before each layer; says so at every tenth of them."""
-
-    def __init__(self, name: str, given_up: Callable[[], bool]) -> None:
-        self._name = name
-        self._given_up = given_up
-        self._tenths = -1
-
-    def __call__(self, layers: int, of: int) -> None:
-        if self._given_up():
-            raise GivenUp
-        if (tenths := 10 * layers // of) > self._tenths:
-            self._tenths = tenths
-            logger.info("%s: %d%% loaded", self._name, 10 * tenths)
 
 
 def _loras(config: Exl2Config, model: Any) -> list[Any]:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tokenflow_exllama.progress import GivenUp
 from tokenflow_exllama.vocabulary import Vocabulary, before_banned
 
 from tokenflow.api import ContextLengthExceeded, EngineError, EngineInfo, InvalidRequest, Sequence, Step
@@ -64,8 +65,6 @@ class Exl2Stepper:
         """Counter: prompt tokens evaluated."""
 
     def open(self) -> None:
-        from tokenflow_exllamav2.loading import GivenUp
-
         try:
             loaded = self._load(self._config, lambda: self._given_up)
         except GivenUp:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from tokenflow_exllamav3 import Exl3Config, Exl3Engine
+from tokenflow_exllama.engine import ExllamaEngine
+from tokenflow_exllamav3 import Exl3Config
 from tokenflow_exllamav3.config import PAGE
 from tokenflow_exllamav3.job import Exl3Job
 from tokenflow_exllamav3.stepper import Exl3Stepper
@@ -89,7 +90,7 @@ class Crowd:
 
     async def run(self) -> None:
         async with serving(self.loop, pace=self.pace):
-            engine = Exl3Engine(self.loop, self.stepper)
+            engine = ExllamaEngine(self.loop, self.stepper)
             async with company(engine) as group, trio.open_nursery() as nursery:
                 recorders = []
                 for request, _ in self.asked:

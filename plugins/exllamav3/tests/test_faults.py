@@ -136,14 +136,14 @@ def test_a_step_that_fails(table: Table) -> None:
     parked = table.seat(table.prompt(20, seed=7))
     away = played.pop()
     table.release(away)
-    evicted, counted = table.stepper.evicted_tokens, table.stepper.prompt_tokens
+    evicted, counted = table.batch.evicted_tokens, table.stepper.prompt_tokens
     table.model.before = fail
     with pytest.raises(EngineError, match="ZeroDivisionError"):
         table.step(*played)
     table.model.before = lambda what: None
     table.leave(*played, parked)
     assert table.batch.used_tokens == 0
-    assert table.stepper.evicted_tokens >= evicted
+    assert table.batch.evicted_tokens >= evicted
     assert table.stepper.prompt_tokens >= counted
     assert table.try_seat(away), "who had given its slot up has lost nothing"
     table.play(away)

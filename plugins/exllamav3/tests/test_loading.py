@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ import torch
 import trio
 from safetensors.torch import save_file
 from tokenflow_exllama import gpus
+from tokenflow_exllama.progress import GivenUp
 from tokenflow_exllamav3 import Exl3Config, loading, open_exllamav3
 from tokenflow_exllamav3.config import PAGE
-from tokenflow_exllamav3.loading import GivenUp, load
+from tokenflow_exllamav3.loading import load
 
 from plugins.exllama_common.tests import tokens
 from tokenflow.api import StartupError
@@ -216,23 +217,33 @@ def test_its_own_words_for_itself() -> None:
 # --- on the way -------------------------------------------------------------------------------------------------------
 
 
-def layers(asked: list[int]) -> Iterator[tuple[int, int]]:
-    for layer in range(40):
-        asked.append(layer)
-        yield layer, 40
+class Layers:
+    """Forty, read one by one, in place of a model's."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def load_gen(self, **options: Any) -> Iterator[tuple[int, int]]:
+        for self.read in range(40):
+            yield self.read, 40
 
 
-def test_progress_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def read(directory: Path, layers: Layers, given_up: Callable[[], bool]) -> None:
+    part = loading.Part(directory=directory, config=None, model=layers, cache=None)
+    loading.read_weights(part, Exl3Config(model=str(directory)), given_up)
+
+
+def test_progress_is_told(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tokenflow.exllamav3"):
-        loading.follow(layers([]), "tiny", lambda: False)
-    assert [re.findall(r"(\d+) %", message) for message in caplog.messages] == [[f"{10 * n}"] for n in range(10)]
+        read(directory, Layers(), lambda: False)
+    assert [re.findall(r"(\d+)%", message) for message in caplog.messages] == [[f"{10 * n}"] for n in range(10)]
 
 
-def test_loading_is_given_up() -> None:
-    asked: list[int] = []
+def test_loading_is_given_up(directory: Path) -> None:
+    layers = Layers()
     with pytest.raises(GivenUp):
-        loading.follow(layers(asked), "tiny", lambda: len(asked) > 3)
-    assert len(asked) == 4
+        read(directory, layers, lambda: layers.read > 3)
+    assert layers.read == 4
 
 
 def test_a_server_that_stops_while_it_loads() -> None:

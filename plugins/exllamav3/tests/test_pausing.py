@@ -223,7 +223,7 @@ def test_a_page_at_a_time(make_table: Callable[..., Table]) -> None:
 
 
 def test_pages_taken_are_counted(table: Table) -> None:
-    assert table.stepper.evicted_tokens == 0
+    assert table.batch.evicted_tokens == 0
     for seed in range(8):
         table.play(table.seat(table.prompt(4 * PAGE + 1, seed), 4))
-    assert 8 * 4 * PAGE - 16 * PAGE <= table.stepper.evicted_tokens <= 8 * 5 * PAGE
+    assert 8 * 4 * PAGE - 16 * PAGE <= table.batch.evicted_tokens <= 8 * 5 * PAGE

@@ -12,9 +12,9 @@ engine      all of it as an `Engine`
 
 from tokenflow.api import EnginePlugin, hookimpl
 from tokenflow_exllamav3.config import Exl3Config
-from tokenflow_exllamav3.engine import Exl3Engine, open_exllamav3
+from tokenflow_exllamav3.engine import open_exllamav3
 
-__all__ = ["Exl3Config", "Exl3Engine", "open_exllamav3"]
+__all__ = ["Exl3Config", "open_exllamav3"]
 
 
 @hookimpl

@@ -31,6 +31,8 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
     def __init__(self, *args: Any, **options: Any) -> None:
         self.parked: dict[Exl3Job, None] = {}
         self.shelved: set[Exl3Job] = set()
+        self.evicted_before = 0
+        """What the generator that had the cache before this one counted."""
         super().__init__(*args, **options)
 
     def num_remaining_jobs(self) -> int:
@@ -44,7 +46,7 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
     @property
     def evicted_tokens(self) -> int:
         """Counter: in pages that somebody could have reused, and that somebody else got."""
-        return int(self.pagetable.metrics["evictions_live"]) * PAGE_SIZE
+        return self.evicted_before + int(self.pagetable.metrics["evictions_live"]) * PAGE_SIZE
 
     # --- coming and going -------------------------------------------------------------------------------------------
 

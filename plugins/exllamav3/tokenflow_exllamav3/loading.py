@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
 from tokenflow_exllama.models import chat_templates, check_same_tokens, model_directory, one_line, weights_bytes
+from tokenflow_exllama.progress import GivenUp, Progress
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary
 
 from tokenflow.api import EngineInfo, StartupError
@@ -25,10 +26,6 @@ _CONVERT = "convert the original model to EXL3, or fetch it converted"
 _NOT_READ = {"exl2": '`engine = "exllamav2"` serves it'} | dict.fromkeys(
     ("gptq", "awq", "fp8", "bitsandbytes"), _CONVERT
 )
-
-
-class GivenUp(Exception):
-    """Nobody waits for this model any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +230,7 @@ def read_weights(part: Part, config: Exl3Config, given_up: Callable[[], bool], d
     """
     import torch
 
+    progress = Progress(logger, part.directory.name, given_up)
     try:
         with torch.inference_mode():
             steps = part.model.load_gen(
@@ -242,7 +240,8 @@ def read_weights(part: Part, config: Exl3Config, given_up: Callable[[], bool], d
                 max_batch_size=config.slots,
                 draft_model=draft and draft.model,
             )
-            follow(steps, part.directory.name, given_up)
+            for layers, of in steps:
+                progress(layers, of)
     except (StartupError, GivenUp):
         raise
     except Exception as exc:
@@ -251,17 +250,6 @@ def read_weights(part: Part, config: Exl3Config, given_up: Callable[[], bool], d
             f"{part.directory}: exllamav3 cannot load this model ({one_line(exc)}); its weights and a cache of "
             f"{part.cache.max_num_tokens} tokens take {needs:.1f} GB, and some to work with."
         ) from exc
-
-
-def follow(steps: Iterable[tuple[int, int]], name: str, given_up: Callable[[], bool]) -> None:
-    """Go through (layer, of how many), telling of each tenth."""
-    told = -1
-    for done, of in steps:
-        if given_up():
-            raise GivenUp
-        if (tenth := 10 * done // of) > told:
-            told = tenth
-            logger.info("%s: loading, %d %%", name, 10 * tenth)
 
 
 def read_vocabulary(library: Any, main: Part) -> tuple[Vocabulary, BytewiseTokenizer]:

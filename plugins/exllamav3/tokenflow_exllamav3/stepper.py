@@ -14,11 +14,12 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from tokenflow_exllama.progress import GivenUp
 from tokenflow_exllama.vocabulary import Vocabulary
 
 from tokenflow.api import ContextLengthExceeded, EngineError, EngineInfo, InvalidRequest, Sequence, Step
 from tokenflow_exllamav3.config import Exl3Config
-from tokenflow_exllamav3.loading import GivenUp, Loaded, load
+from tokenflow_exllamav3.loading import Loaded, load
 from tokenflow_exllamav3.results import step_of
 
 if TYPE_CHECKING:  # heavy: imported where the engine is opened
@@ -46,7 +47,6 @@ class Exl3Stepper:
         self._loaded: Loaded | None = None
         self._given_up = False
         self._broken: Exception | None = None
-        self._evicted_before = 0
         self.info: EngineInfo
         self.vocabulary: Vocabulary
         self.batch: Batch
@@ -70,21 +70,6 @@ class Exl3Stepper:
             self.batch.close()
             self._loaded.unload()
             self._loaded = None
-
-    @property
-    def capacity(self) -> int:
-        """Tokens in the cache."""
-        return int(self.batch.max_total_tokens)
-
-    @property
-    def used_tokens(self) -> int:
-        """In pages that some sequence holds."""
-        return self.batch.used_tokens
-
-    @property
-    def evicted_tokens(self) -> int:
-        """Counter: tokens thrown out of the prefix cache."""
-        return self._evicted_before + self.batch.evicted_tokens
 
     # --- coming and going -------------------------------------------------------------------------------------------
 
@@ -167,9 +152,10 @@ class Exl3Stepper:
     def _start_over(self) -> None:
         """A new generator over the same cache. The old one's jobs are lost, and its pages are free."""
         try:
-            self._evicted_before += self.batch.evicted_tokens
-            self.batch.close()
+            lost = self.batch
+            lost.close()
             self.batch = self._loaded.new_batch()
+            self.batch.evicted_before = lost.evicted_tokens
         except Exception as exc:
             logger.exception("exllamav3 cannot be set up again")
             self._broken = EngineError(f"exllamav3 failed for good: {type(exc).__name__}: {exc}.")

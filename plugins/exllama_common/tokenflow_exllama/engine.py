@@ -1,0 +1,79 @@
+"""The engine that both plugins make of their steppers: a StepLoop, and the model's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import trio
+
+from tokenflow.api import EngineInfo, EngineStats, Grammars, LoopEngine, StepLoop, Stepper, serving
+from tokenflow_exllama.vocabulary import Vocabulary
+
+SHORT_TEXT = 500
+"""Characters. About what a way to a thread and back costs under load. Longer texts go there."""
+
+
+class Batch(Protocol):
+    """What a generator says of its cache, in tokens."""
+
+    max_total_tokens: int
+
+    @property
+    def used_tokens(self) -> int: ...
+
+    @property
+    def evicted_tokens(self) -> int: ...
+
+
+class ExllamaStepper(Stepper, Protocol):
+    """What a plugin's stepper has besides, once it is open."""
+
+    info: EngineInfo
+    vocabulary: Vocabulary
+    batch: Batch
+    prompt_tokens: int
+
+
+class ExllamaEngine(LoopEngine):
+    """A model in one of the libraries.
+
+    Args:
+        loop: being served.
+        stepper: its stepper, open.
+        grammars: of its vocabulary, entered; None: it is asked for none.
+    """
+
+    def __init__(self, loop: StepLoop, stepper: ExllamaStepper, grammars: Grammars | None = None) -> None:
+        super().__init__(loop, stepper.info, grammars)
+        self._stepper = stepper
+        self._vocabulary = stepper.vocabulary
+        self._tokenizing = trio.CapacityLimiter(2)  # tokenizing has no need to take more cores from sampling
+
+    async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        if len(text) <= SHORT_TEXT:
+            return self._vocabulary.tokenize(text, special)
+        return await trio.to_thread.run_sync(self._vocabulary.tokenize, text, special, limiter=self._tokenizing)
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        return self._vocabulary.detokenize(tokens)
+
+    async def stats(self) -> EngineStats:
+        batch = self._stepper.batch
+        return replace(
+            await super().stats(),
+            prompt_tokens=self._stepper.prompt_tokens,
+            kv_tokens_used=batch.used_tokens,
+            kv_tokens_capacity=batch.max_total_tokens,
+            kv_tokens_evicted=batch.evicted_tokens,
+        )
+
+
+@asynccontextmanager
+async def open_engine(stepper: ExllamaStepper) -> AsyncGenerator[ExllamaEngine, None]:
+    """Load the model in the thread that decodes, and serve it."""
+    loop = StepLoop(stepper)
+    async with serving(loop), await trio.to_thread.run_sync(stepper.vocabulary.grammars) as grammars:
+        yield ExllamaEngine(loop, stepper, grammars)
