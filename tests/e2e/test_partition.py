@@ -92,6 +92,7 @@ def namespace() -> Iterator[str]:
         ip("netns", "delete", name)
 
 
+@pytest.mark.stress
 async def test_a_network_that_is_cut_is_missed_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with namespace() as name, serving(tmp_path / "server", CONFIG, "--host", SERVER) as server:
         packets = [packet(BODIES[state], key).hex() for state, key in NAMES.items()]
