@@ -18,7 +18,8 @@ from pydantic import BaseModel
 
 from tests.e2e.conftest import Server
 from tests.e2e.schemas import HOSTILE, SENSIBLE, made
-from tests.e2e.wire import CHAT, COMPLETIONS, Answer, ask, chat, completion, connect, post, stream
+from tests.e2e.wire import CHAT, COMPLETIONS, Answer, Frame, Wire, ask, chat, completion, connect, post, stream
+from tokenflow.core.sse import Parser
 
 pytestmark = pytest.mark.model
 
@@ -116,6 +117,33 @@ async def test_a_bad_schema_is_a_400_that_says_where(real: Server, streaming: bo
     assert answer.status == 400
     assert answer.error["param"] == "response_format.json_schema.schema.properties.size"
     assert "numbr" in answer.error["message"]
+
+
+async def test_who_comes_back_in_the_middle_gets_the_rest_of_it(real: Server) -> None:
+    """Paused when its reader left, it goes on from the same place in its grammar."""
+    schema = SENSIBLE["weather"]
+    kept = {"stream_options": {"on_disconnect": "pause"}, "stream": True, "max_tokens": MAX_TOKENS, "temperature": 0}
+    async with connect(real.port) as wire:
+        await wire.send("POST", CHAT, chat(PROMPT, response_format=response_format(schema), **kept))
+        id = (await wire.head())["x-request-id"]
+        first = [frame.raw async for frame in _until(wire, 6)]
+        wire.close()
+    seen = Parser().feed(b"".join(frame + b"\n\n" for frame in first))
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": seen[-1].id}
+    rest = Parser().feed((await ask(real.port, "GET", f"/v1/streams/{id}", None, headers)).body)
+    chunks = [json.loads(event.data) for event in seen + rest if event.data != "[DONE]"]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    jsonschema.validate(json.loads("".join(choice["delta"].get("content", "") for choice in choices)), schema)
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+async def _until(wire: Wire, tokens: int) -> AsyncIterator[Frame]:
+    """Frames up to the one with so many tokens."""
+    async for frame in wire:
+        yield frame
+        tokens -= b'"content":"' in frame.raw and b'"content":""' not in frame.raw
+        if not tokens:
+            return
 
 
 # --- who means harm -------------------------------------------------------------------------------------------------
