@@ -39,10 +39,11 @@ WORKER_START_S = 30.0
 class Matcher:
     """One sequence's place in its grammar. For the thread that draws its tokens."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ("_inner", "_param")
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, param: str) -> None:
         self._inner = inner
+        self._param = param
 
     @property
     def ended(self) -> bool:
@@ -67,10 +68,15 @@ class Matcher:
         result = work(*args)
         took = thread_time() - began
         if self._inner.is_error():
-            raise InvalidRequest(f"The grammar became too complex here: {self._inner.get_error().splitlines()[0]}.")
+            raise self._too_complex(self._inner.get_error().splitlines()[0])
         if took > MAX_STEP_S:
-            raise InvalidRequest(f"The grammar took {took:.1f} s for one token; at most {MAX_STEP_S:g} s here.")
+            raise self._too_complex(f"{took:.1f} s for one token, of {MAX_STEP_S:g} at most")
         return result
+
+    def _too_complex(self, why: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"'{self._param}' became too complex in the middle of the text: {why}.", param=self._param
+        )
 
 
 class Grammars:
@@ -117,7 +123,7 @@ class Grammars:
 
     async def matcher(self, grammar: Grammar) -> Matcher:
         """For one new sequence. InvalidRequest as in `compile`."""
-        return Matcher((await self._compiled(grammar, BUDGET_S)).deep_copy())
+        return Matcher((await self._compiled(grammar, BUDGET_S)).deep_copy(), grammar.param)
 
     async def _compiled(self, grammar: Grammar, budget_s: float) -> Any:
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -25,6 +25,8 @@ STACK_BYTES = 1 << 20
 MEMORY_BYTES = 2 << 30
 MAX_ITEMS_IN_ROW = 10_000
 """Ways to go on at one place, by default 2,000: 1,500 optional properties need 6,000, and up to 24 ms for a token."""
+MAX_ITEMS = 250_000
+"""Of these all together in one step, by default 50,000; llguidance takes 20,000 of them a millisecond."""
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 """Between JSON's parts. Without a bound, a small model that likes newlines writes nothing else."""
 
@@ -64,7 +66,7 @@ def make_matcher(tokenizer: Any, grammar: str) -> Any:
     """An `LLMatcher`, in an error state if something is wrong with `grammar`."""
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(max_items_in_row=MAX_ITEMS_IN_ROW, verbose_errors=False)
+    limits = LLParserLimits(max_items_in_row=MAX_ITEMS_IN_ROW, step_max_items=MAX_ITEMS, verbose_errors=False)
     return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
