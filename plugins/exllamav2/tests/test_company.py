@@ -150,6 +150,7 @@ class Evening:
         loop = StepLoop(self.stepper)
         async with serving(loop, pace=pace):
             engine = ExllamaEngine(loop, self.stepper)
+            self.stepper.batch.start_over = None  # no step fails as a whole; it would hide that one did
             for request in requests():
                 if "banned_strings" not in engine.info.capabilities:
                     request = _without_bans(request)

@@ -57,6 +57,9 @@ def test_xtc_excludes_the_top_choice(table: Table) -> None:
         table.prompt(30), LENGTH, logprobs=3, sampling=Sampling(top_k=2, seed=1, xtc=xtc, logit_bias=newline)
     )
     drawn = [logprob for step in played.steps for logprob in step.logprobs]
+    assert table.stepper._loaded.samplers.make(Sampling(xtc=xtc)).top_p < 1, (
+        "the library's XTC is right on what is sorted"
+    )
     ranks = [[top.bytes for top in logprob.top].index(logprob.bytes) for logprob in drawn]
     assert ranks.count(1) > 0.8 * LENGTH  # control tokens are never excluded, either
 
