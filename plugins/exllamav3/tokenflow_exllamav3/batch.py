@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from exllamav3.constants import PAGE_SIZE
 from exllamav3.generator import Generator as LibraryGenerator
 
 from tokenflow_exllamav3.job import Exl3Job
+from tokenflow_exllamav3.results import for_people
 
 
 class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types that mypy could read
@@ -61,6 +63,7 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
         job.prepare_for_queue(self, job.serial_number if again else self.job_serial, rq=again)
         self.job_serial += not again
 
+    @torch.inference_mode()  # as the library's own steps: a recurrent model's state can be touched in no other
     def start(self, job: Exl3Job) -> bool:
         """Make `job` active, if there is room for it now."""
         if len(self.active_jobs) + len(self.parked) + len(self.shelved) >= self.max_batch_size:
@@ -72,12 +75,13 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
         self.iterate_start_jobs(results)
         for result in results:
             if result["stage"] == "error":
-                raise result["error"]
+                raise for_people(result["error"])
         if job in self.active_jobs:
             return True
         self.pending_jobs.remove(job)
         return False
 
+    @torch.inference_mode()
     def drop(self, job: Exl3Job) -> None:
         """`job` leaves, wherever it is; what it held is free."""
         if job in self.parked:
@@ -102,7 +106,7 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
             self.unpark(job)
         elif job in self.shelved:
             self.shelved.remove(job)
-            self.pending_jobs.insert(0, job)
+            self.pending_jobs.append(job)  # nobody new is in front of it: see `start`
         if job in self.pending_jobs:  # also one that the library sent back for more pages
             self.make_room(job)
 
@@ -110,6 +114,7 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
         del self.parked[job]
         self.active_jobs.append(job)
 
+    @torch.inference_mode()
     def shelve(self, job: Exl3Job) -> None:
         """A paused `job` gives its pages up. Repeatable."""
         if job not in self.parked:

@@ -24,7 +24,7 @@ def step_of(results: list[dict[str, Any]], request: SequenceRequest, vocabulary:
     reason = None
     for result in results:
         if result["stage"] == "error":
-            return Step(error=_for_people(result["error"]))
+            return Step(error=for_people(result["error"]))
         reason = result.get("eos_reason")
         said = result["held"] if reason == "stop_token" else result  # it is held back, with whatever else is
         if "token_ids" in said:
@@ -42,7 +42,8 @@ def step_of(results: list[dict[str, Any]], request: SequenceRequest, vocabulary:
             return Step(len(tokens), text, "stop", logprobs)
 
 
-def _for_people(exc: Exception) -> Exception:
+def for_people(exc: Exception) -> Exception:
+    """One sequence's failure, as its reader may see it."""
     if isinstance(exc, EngineError | InvalidRequest):
         return exc
     error = EngineError(f"exllamav3 failed in this sequence: {type(exc).__name__}: {exc}.")

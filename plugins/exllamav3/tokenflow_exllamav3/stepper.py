@@ -126,7 +126,7 @@ class Exl3Stepper:
 
     def step(self, run: list[Sequence]) -> Iterable[tuple[Sequence, Step]]:
         try:
-            results = self._iterate({seq.data for seq in run})
+            results = self._iterate([seq.data for seq in run])
         except Exception as exc:
             self._start_over()
             raise EngineError(f"exllamav3 failed: {type(exc).__name__}: {exc}.") from exc
@@ -139,10 +139,11 @@ class Exl3Stepper:
         steps = ((seq, step_of(own, seq.request, self.vocabulary)) for seq, own in by_sequence.items())
         return [(seq, step) for seq, step in steps if step is not None]
 
-    def _iterate(self, wanted: set[Exl3Job]) -> list[dict[str, Any]]:
+    def _iterate(self, wanted: list[Exl3Job]) -> list[dict[str, Any]]:
         batch = self.batch
+        may = set(wanted)
         for job in [*batch.active_jobs, *batch.pending_jobs]:
-            if job not in wanted:
+            if job not in may:
                 batch.pause(job)
         for job in wanted:
             batch.go_on(job)
