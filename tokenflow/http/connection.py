@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from typing import TypeVar
 
+import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
 from quart_trio.asgi import TrioASGIHTTPConnection
 
@@ -19,12 +20,15 @@ _held: ContextVar[ExitStack] = ContextVar("held by this request")
 
 
 class Connection(TrioASGIHTTPConnection):
-    """Quart-Trio's, which gives back what its request held."""
+    """Quart-Trio's, which gives back what its request held, and handles it in a task less."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         with ExitStack() as held:
-            _held.set(held)  # this task is the request's own; the handler's inherits it
-            await super().__call__(receive, send)
+            _held.set(held)  # this task is the request's own
+            request = self._create_request_from_scope(send)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.handle_messages, nursery, request, receive)
+                await self.handle_request(nursery, request, send)
 
 
 def hold(thing: AbstractContextManager[T]) -> T:

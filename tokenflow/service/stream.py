@@ -136,9 +136,7 @@ class Stream:
         self._forgotten = trio.Event()  # its log had to make room
         self._held_by_client = False  # paused through the API
         self._reasons: list[FinishReason | None] = [None] * len(sequences)
-        self._offsets = [0] * len(
-            sequences
-        )  # see Delta.offset: in the record, for who comes back and has none before it
+        self._offsets = [0] * len(sequences)  # see Delta.offset: for who comes back and has none before it
         self._untold = [0] * len(sequences)  # tokens whose text is held: they count with the next delta
         self._ended_as = Outcome("stop", "engine")  # until it has ended
         self._admitted_at = now

@@ -12,7 +12,6 @@ overrides that one method and puts an `AppChannel` between the two sides:
 """
 
 import json
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -75,7 +74,7 @@ class AppChannel:
         self._app_send = app_send
         self._inbox_limit = inbox_limit
         self._watch_hangup = watch_hangup
-        self._inbox: deque[ASGIReceiveEvent] = deque()
+        self._inbox: list[ASGIReceiveEvent] = []  # short: an empty deque is ten times as large
         self._changed = trio.lowlevel.ParkingLot()
         self._disconnect: ASGIReceiveEvent | None = None
         self._response_started = False
@@ -115,7 +114,7 @@ class AppChannel:
             if self._disconnect is not None and (self._is_http or not self._inbox):
                 return self._disconnect
             if self._inbox:
-                event = self._inbox.popleft()
+                event = self._inbox.pop(0)
                 self._changed.unpark_all()
                 return event
             await self._changed.park()
