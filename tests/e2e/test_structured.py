@@ -178,12 +178,12 @@ async def neighbour(port: int) -> AsyncIterator[list[float]]:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("name", ["deep", "multiples", "references", "an enum of 3000"])
+@pytest.mark.parametrize("name", ["deep", "references"])
 async def test_hostile_schemas(real: Server, name: str) -> None:
     async with neighbour(real.port) as times:
         before = len(times)
         answer = await attempt(real.port, HOSTILE[name])
-        assert answer.status == (200 if name.startswith("an enum") else 400)
+        assert answer.status == 400
         with trio.fail_after(PATIENCE_S):
             while len(times) <= before:
                 await trio.sleep(0.01)
