@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
 
 from tokenflow.api import StartupError
 from tokenflow_exllama.models import one_line
 
+logger = logging.getLogger("tokenflow.exllama")
+
 GB = 1 << 30
 
 
 def import_on_gpu(library: str, version: str) -> ModuleType:
     """The library, on a machine where it can do something. At its first import it may compile for minutes.
+
+    Another version than `version` is warned of: the plugins reach into the libraries' schedulers.
 
     Raises:
         StartupError: there is no GPU that PyTorch can use, or no library.
@@ -34,6 +39,9 @@ def import_on_gpu(library: str, version: str) -> ModuleType:
     if find_spec(library) is None:
         raise StartupError(f"{library} is not installed; `pip install {library}=={version}` beside PyTorch.")
     try:
+        found = metadata.version(library).partition("+")[0]  # what follows says which CUDA it was built for
+        if found != version:
+            logger.warning("%s %s is installed; this was written for %s and tested with it", library, found, version)
         return import_module(library)
     except Exception as exc:
         raise StartupError(f"{library} does not load ({one_line(exc)}); install it anew, beside its PyTorch.") from exc

@@ -124,6 +124,16 @@ def test_no_library(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("version", "warnings"), [("1.6.5+cu130.torch2.13", 0), ("1.7.0", 1)])
+def test_another_release(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str, warnings: int
+) -> None:
+    monkeypatch.setattr(gpus.metadata, "version", lambda name: version)
+    assert gpus.import_on_gpu("exllamav3", "1.6.5") is exllamav3
+    assert len(caplog.messages) == warnings
+
+
+@pytest.mark.usefixtures("gpu")
 def test_an_architecture_that_the_library_does_not_know(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps({"architectures": ["AbacusForCausalLM"]}))
     assert "exllamav3 cannot serve this model (Unknown architecture Abacus" in refusal(Exl3Config(model=str(directory)))
