@@ -187,10 +187,8 @@ def stalled(server: Server, count: int) -> Iterator[None]:
         for reader in readers:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.connect(("127.0.0.1", server.port))
-            reader.sendall(
-                b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (COMPLETIONS.encode(), len(FLOOD))
-            )
-            reader.sendall(FLOOD)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(FLOOD)
+            reader.sendall(head + FLOOD)
         yield
     finally:
         for reader in readers:

@@ -178,7 +178,8 @@ async def test_limits_are_on_the_page_of_metrics(plain: Server) -> None:
     assert (await ask(port, "POST", "/v1/completions", b"x" * 65537)).status == 413
     async with connect(port) as slow_head, connect(port) as slow_body:
         await slow_head.stream.send_all(b"GET / HTTP/1.1\r\n")
-        await slow_body.stream.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+        await slow_body.stream.send_all(head)
         assert await metric(port, "tokenflow_open_connections") >= 3
         assert (await slow_head.closed()).startswith(b"HTTP/1.1 408 ")
         assert (await slow_body.closed()).startswith(b"HTTP/1.1 408 ")
