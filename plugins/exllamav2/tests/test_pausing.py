@@ -13,9 +13,7 @@ from tokenflow.api import Dry, Mirostat, Sampling
 
 SAMPLINGS = {
     "greedy": GREEDY,
-    "seeded": Sampling(seed=7),
-    "mirostat": Sampling(seed=7, mirostat=Mirostat(tau=2.0)),
-    "dry": Sampling(seed=7, dry=Dry(multiplier=2.0, allowed_length=1)),
+    "with a state": Sampling(seed=7, mirostat=Mirostat(tau=2.0), dry=Dry(multiplier=2.0, allowed_length=1)),
 }
 PROMPT, LENGTH = 480, 60
 """So that a second page is filled while it says something."""
