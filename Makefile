@@ -16,7 +16,7 @@ OPENAI_NODE := 6.49.0
 AUTOBAHN   := .autobahn
 # Tests on virtual time or none at all: they may share the machine. The others measure.
 PURE       := tests/core tests/dialects tests/chat tests/config tests/service tests/engines tests/client tests/cli \
-              plugins/ledger plugins/prometheus plugins/exllamav2 plugins/exllamav3
+              tests/api tests/bench plugins/ledger plugins/prometheus plugins/synthetic $(wildcard plugins/exllama*)
 
 .PHONY: serve test check stress soak bench model clean
 
