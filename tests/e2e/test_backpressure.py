@@ -78,7 +78,8 @@ class Reader:
 
     async def ask(self, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += f"Content-Length: {len(data)}\r\n\r\n"
         await self.stream.send_all(head.encode() + data)
 
     async def read(self, at_least: int) -> None:
