@@ -286,15 +286,14 @@ MOST = 3
 KEPT = 0.95
 
 
-@pytest.mark.parametrize(("tokens_per_s", "turns", "pieces"), [(200, 6, 6), (None, 24, 1)], ids=["paced", "unpaced"])
+@pytest.mark.parametrize(("tokens_per_s", "turns", "pieces"), [(200, 6, 6), (None, 9, 4)], ids=["paced", "unpaced"])
 async def test_streams_beside_stalled_ones_keep_their_rate(
     tokens_per_s: float | None, turns: int, pieces: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same streams with and without stalled ones beside them, in turns, in one run.
 
-    Whatever else the machine does only ever slows them, and in bursts. So turns are short, and the fast quarter of all
-    pieces is compared: what stalled ones cost, they cost in every piece. On a machine so busy that this does not
-    settle it, there are more turns, and all pieces count.
+    The machine drifts by more than what is looked for. So each turn is compared with the one beside it, and the median
+    over all pairs counts; where that does not settle it, there are more of them.
     """
     async with (
         open_rig(slots=NORMAL + STALLED, context_length=20_000_000, tokens_per_s=tokens_per_s) as rig,
@@ -305,20 +304,22 @@ async def test_streams_beside_stalled_ones_keep_their_rate(
         for counter in counters:
             nursery.start_soon(counter.count)
         await until(lambda: all(counter.tokens > 50 for counter in counters))
-        rates: dict[bool, list[float]] = {False: [], True: []}
+        ratios: list[float] = []
         for i in range(MOST * turns):
+            rates: dict[bool, float] = {}
             for stalled in (False, True) if i % 2 else (True, False):
                 async with beside(rig, STALLED if stalled else 0):
-                    rates[stalled] += [await measure(counters) for _ in range(pieces)]
-            alone, beside_stalled = (quantile(rates[stalled], 0.75) / NORMAL for stalled in (False, True))
-            if (i + 1) % turns == 0 and beside_stalled / alone >= KEPT:
+                    rates[stalled] = quantile([await measure(counters) for _ in range(pieces)], 0.5) / NORMAL
+            ratios.append(rates[True] / rates[False])
+            ratio = quantile(ratios, 0.5)
+            if (i + 1) % turns == 0 and ratio >= KEPT:
                 break
         nursery.cancel_scope.cancel()
     with capsys.disabled():
         figures = {"test": "beside stalled", "tokens_per_s": tokens_per_s, "normal": NORMAL, "stalled": STALLED}
-        figures |= {"turns": i + 1, "alone": round(alone, 1), "beside": round(beside_stalled, 1)}
-        print("\n" + json.dumps(figures | {"ratio": round(beside_stalled / alone, 3)}))
-    assert beside_stalled / alone >= KEPT
+        figures |= {"turns": i + 1, "alone": round(rates[False], 1), "beside": round(rates[True], 1)}
+        print("\n" + json.dumps(figures | {"ratio": round(ratio, 3)}))
+    assert ratio >= KEPT
 
 
 @asynccontextmanager
