@@ -14,9 +14,8 @@ OLD_OPENAI := 2.9.0
 NODE       := .openai-node
 OPENAI_NODE := 6.49.0
 AUTOBAHN   := .autobahn
-# Tests on virtual time or none at all: they may share the machine. The others measure.
-PURE       := tests/core tests/dialects tests/chat tests/config tests/service tests/engines tests/client tests/cli \
-              tests/api tests/bench plugins/ledger plugins/prometheus plugins/synthetic $(wildcard plugins/exllama*)
+# Tests that measure, or compute on all cores: they get the machine for themselves. The others share it.
+ALONE      := tests/e2e plugins/llamacpp tests/http/test_cuts.py
 
 .PHONY: serve test check stress soak bench model clean
 
@@ -24,8 +23,8 @@ serve: model
 	$(BIN)/tokenflow serve -c conf/tokenflow.toml
 
 test: .venv/.installed-rig $(OLD)/.installed $(NODE)/.installed model
-	$(BIN)/python -m pytest -m "not stress" -n 2 $(PURE) $(ARGS)
-	$(BIN)/python -m pytest -m "not stress" $(PURE:%=--ignore=%) $(ARGS)
+	$(BIN)/python -m pytest -m "not stress" -n 2 $(ALONE:%=--ignore=%) $(ARGS)
+	$(BIN)/python -m pytest -m "not stress" $(ALONE) $(ARGS)
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
