@@ -252,6 +252,7 @@ def test_a_real_model_makes_the_call_that_it_must_make(tmp_path: Path) -> None:
         "model": "smollm2",
         "messages": [{"role": "user", "content": "Tell me a story."}],
         "tools": [other, weather],
+        "temperature": 0,
         "max_tokens": 100,
     }
     with (
