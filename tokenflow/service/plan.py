@@ -30,9 +30,6 @@ class Plan:
     settings: StreamSettings
 
 
-MANY_MESSAGES = 200
-"""More are rendered in a thread: a template takes about 30 µs a message, and others are waiting for their tokens."""
-
 _NEUTRAL: dict[str, tuple[float | None, ...]] = {
     "temperature": (None, 1),
     "top_k": (None, 0),
