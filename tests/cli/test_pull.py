@@ -91,7 +91,11 @@ def test_signals_unwind(run, monkeypatch: pytest.MonkeyPatch, number: signal.Sig
 
     before = signal.getsignal(signal.SIGTERM)
     fetching(monkeypatch, wait)
-    result = run("pull", "tiny")
+    ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
+    try:
+        result = run("pull", "tiny")
+    finally:
+        signal.signal(signal.SIGINT, ctrl_c)
     assert result.exit_code == code
     assert cleaned == [True]
     assert signal.getsignal(signal.SIGTERM) is before
