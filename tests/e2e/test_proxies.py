@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import trio
 from tokenflow_synthetic import generate
-from wsproto import ConnectionType, WSConnection
-from wsproto.events import AcceptConnection, Message, Ping, Request, TextMessage
 
 from tests.cutproxy import Cut, cutting
 from tests.e2e.proxies import KINDS, Replicas, fronted, replicas
+from tests.e2e.talk import talk
 from tests.e2e.wire import PATIENCE_S, Frame, Journal, Wire, ask, completion, connect, directive, eventually, post
 from tokenflow.core.sse import Event, Parser
 
@@ -224,73 +223,24 @@ async def _keyed(port: int, key: str) -> Any:
 # --- WebSocket --------------------------------------------------------------------------------------------------------
 
 
-class Socket:
-    """A WebSocket with JSON in its frames."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._ws = WSConnection(ConnectionType.CLIENT)
-
-    async def open(self, target: str) -> None:
-        await self._stream.send_all(self._ws.send(Request(host="localhost", target=target)))
-        assert isinstance(await self._event(), AcceptConnection)
-
-    async def send(self, **fields: Any) -> None:
-        await self._stream.send_all(self._ws.send(Message(json.dumps(fields))))
-
-    async def until_done(self) -> list[Any]:
-        """Frames up to the end of a generation."""
-        frames: list[Any] = []
-        with trio.fail_after(PATIENCE_S):
-            while not frames or "done" not in frames[-1]:
-                event = await self._event()
-                assert isinstance(event, TextMessage) and event.message_finished, event
-                frames.append(json.loads(event.data))
-                assert "error" not in frames[-1], frames[-1]
-        return frames
-
-    async def _event(self) -> Any:
-        while True:
-            for event in self._ws.events():
-                if not isinstance(event, Ping):
-                    return event
-                await self._stream.send_all(self._ws.send(event.response()))
-            self._ws.receive_data(await self._stream.receive_some() or None)
-
-
-@asynccontextmanager
-async def websocket(port: int, target: str = "/v1/ws") -> AsyncIterator[Socket]:
-    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        socket = Socket(stream)
-        await socket.open(target)
-        yield socket
-
-
-def said(frames: list[Any]) -> str:
-    return "".join(frame["delta"].get("content") or "" for frame in frames if "delta" in frame)
-
-
 async def test_a_websocket_passes(port: int) -> None:
-    async with websocket(port) as socket:
-        for id in "first", "second":
-            await socket.send(action="generate", id=id, prompt="hello", max_tokens=20)
-            frames = await socket.until_done()
-            assert said(frames) == generate("hello", 20)
-            assert frames[-1]["finish_reason"] == "length"
+    async with talk(port) as socket:
+        for _ in range(2):
+            said = await socket.say({"prompt": "hello", "max_tokens": 20})
+            assert (said.text, said.reason) == (generate("hello", 20), "length")
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
 async def test_a_websocket_that_says_a_stream_in_its_url_finds_it(port: int, servers: Replicas, name: str) -> None:
     id, read = await made_on(servers[name])
-    async with websocket(port, f"/v1/ws?stream={id}") as socket:
+    async with talk(port, f"/v1/ws?stream={id}") as socket:
         await socket.send(action="attach", id="x", stream=id, after=5)
-        assert text_of(read) + said(await socket.until_done()) == generate("hello", 40)
+        said = (await socket.until_end("x"))["x"]
+        assert (text_of(read) + said.text, said.reason) == (generate("hello", 40), "length")
 
 
 async def test_a_websockets_end_is_its_generations_disconnect(port: int, servers: Replicas) -> None:
-    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        socket = Socket(stream)
-        await socket.open("/v1/ws")
+    async with talk(port) as socket:
         await socket.send(action="generate", id="x", prompt="left", max_tokens=4000)
         id = await live(servers, "left")
     await missed(servers, id)
