@@ -8,6 +8,7 @@ from tokenflow.api.loop import Sequence, Step, StepLoop, Stepper
 from tokenflow.api.models import ModelSource, cache_dir
 from tokenflow.api.send import Send
 from tokenflow.api.sink import Exposition, MetricsSink, Sink
+from tokenflow.api.vocabulary import Vocabulary, VocabularyEngine
 from tokenflow.core.lifecycle import (
     Admitted,
     Ended,
@@ -89,6 +90,8 @@ __all__ = [
     "Stepper",
     "StructuredEngine",
     "TokenLogprob",
+    "Vocabulary",
+    "VocabularyEngine",
     "Xtc",
     "cache_dir",
     "engine_from_blocking_iterator",

@@ -1,6 +1,7 @@
 """Ways to an engine that are shorter than the whole contract.
 
 `LoopEngine` is the base of an engine whose sequences a `StepLoop` runs: it brings `generate` and the loop's numbers.
+`tokenflow.api.vocabulary` has one that tokenizes as well.
 
 The two functions make an engine of a plain generator, for models without a batch: one sequence is one run of it in one
 of `info.slots` slots, and one item is one token. Stop strings, UTF-8 and `max_tokens` are `Sequence.take`'s, as in the

@@ -9,11 +9,8 @@ from typing import Protocol
 
 import trio
 
-from tokenflow.api import EngineInfo, EngineStats, Grammars, LoopEngine, StepLoop, Stepper, serving
-from tokenflow_exllama.vocabulary import Vocabulary
-
-SHORT_TEXT = 500
-"""Characters. About what a way to a thread and back costs under load. Longer texts go there."""
+from tokenflow.api import EngineInfo, EngineStats, Grammars, StepLoop, Stepper, VocabularyEngine, serving
+from tokenflow_exllama.vocabulary import ExllamaVocabulary
 
 
 class Batch(Protocol):
@@ -32,12 +29,12 @@ class ExllamaStepper(Stepper, Protocol):
     """What a plugin's stepper has besides, once it is open."""
 
     info: EngineInfo
-    vocabulary: Vocabulary
+    vocabulary: ExllamaVocabulary
     batch: Batch
     prompt_tokens: int
 
 
-class ExllamaEngine(LoopEngine):
+class ExllamaEngine(VocabularyEngine):
     """A model in one of the libraries.
 
     Args:
@@ -47,18 +44,8 @@ class ExllamaEngine(LoopEngine):
     """
 
     def __init__(self, loop: StepLoop, stepper: ExllamaStepper, grammars: Grammars | None = None) -> None:
-        super().__init__(loop, stepper.info, grammars)
+        super().__init__(loop, stepper.info, stepper.vocabulary, grammars)
         self._stepper = stepper
-        self._vocabulary = stepper.vocabulary
-        self._tokenizing = trio.CapacityLimiter(2)  # tokenizing has no need to take more cores from sampling
-
-    async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        if len(text) <= SHORT_TEXT:
-            return self._vocabulary.tokenize(text, special)
-        return await trio.to_thread.run_sync(self._vocabulary.tokenize, text, special, limiter=self._tokenizing)
-
-    async def detokenize(self, tokens: list[int]) -> str:
-        return self._vocabulary.detokenize(tokens)
 
     async def stats(self) -> EngineStats:
         batch = self._stepper.batch

@@ -13,14 +13,14 @@ from typing import Any
 
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
-from tokenflow.api import Grammars, InvalidRequest
+from tokenflow.api import Vocabulary
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTROL_LIKE = re.compile(r"<\|.*\|>")
 
 
-class Vocabulary:
-    """A model's tokens.
+class ExllamaVocabulary(Vocabulary):
+    """A model's tokens. The texts of all its control tokens are special.
 
     Args:
         tokenizer: the library's.
@@ -38,95 +38,32 @@ class Vocabulary:
         plain = tokenizer.unspecial_piece_to_id
         missing = {text: id for text, id in tokenizer.extended_piece_to_id.items() if wrapped.token_to_id(text) is None}
         self._extras = {False: dict(plain), True: {**plain, **missing}}
-        self.size: int = tokenizer.actual_vocab_size
-        self.ends = frozenset(ends)
-        """Tokens that end a sequence: end of text, end of turn, and their like."""
-        controls = {id for id, token in added.items() if token["special"]} | set(missing.values()) | self.ends
+        ends = frozenset(ends)
+        controls = {id for id, token in added.items() if token["special"]} | set(missing.values()) | ends
         names = dict(tokenizer.extended_id_to_piece) | {id: token["content"] for id, token in added.items()}
         to_bytes = _byte_level if '"ByteLevel"' in json.dumps(spelling["decoder"]) else _byte_fallback
-        raw = [self._readers[False].id_to_token(token) for token in range(self.size)]
-        self.texts = [
-            names[token].encode() if token in names else to_bytes(text or "") for token, text in enumerate(raw)
-        ]
-        """Each token's bytes, control tokens by their names."""
-        self.pieces = [b"" if token in controls else text for token, text in enumerate(self.texts)]
-        """Each token's bytes as generated text: control tokens have none."""
-        self._controls = {self._name(token): token for token in controls if self.texts[token]}
-        self.specials = frozenset(self._controls)
-        """The texts of control tokens."""
-        self.bos = self._name(tokenizer.bos_token_id)
-        self.eos = self._name(tokenizer.eos_token_id)
-        self._lead = self._added_lead()
-
-    def shown(self, names: frozenset[str]) -> dict[int, bytes]:
-        """Bytes of those control tokens, for a sequence whose text is to have them."""
-        return {self._controls[name]: name.encode() for name in names if name in self._controls}
-
-    def _name(self, token: int | None) -> str:
-        return "" if token is None else self.texts[token].decode(errors="replace")
-
-    def _added_lead(self) -> tuple[int, ...]:
-        """What must go from the front of `"\\n" + text` to get the tokens of `text` and nothing else.
-
-        SentencePiece models put a space before every text, so that "Hello" becomes that of " Hello"; a text that goes
-        on from another one must not have it. A newline in front takes the space, and never merges with what follows.
-        """
-        plain = b"".join(self.texts[token] for token in self._read("a", False))
-        return () if plain == b"a" else tuple(self._read("\n", False))
+        raw = [self._readers[False].id_to_token(token) for token in range(tokenizer.actual_vocab_size)]
+        texts = [names[token].encode() if token in names else to_bytes(text or "") for token, text in enumerate(raw)]
+        super().__init__(texts, controls=controls, ends=ends, bos=tokenizer.bos_token_id, eos=tokenizer.eos_token_id)
 
     def _read(self, text: str, special: bool) -> list[int]:
         return list(self._readers[special].encode(text, add_special_tokens=False).ids)
 
-    def tokenize(self, text: str, special: bool = False) -> list[int]:
-        """Tokens of `text` with nothing added to it; `special`: control tokens' texts become those tokens."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise InvalidRequest(
-                f"The text has half of a surrogate pair, {text[exc.start]!a}, at character {exc.start}; "
-                "it is not valid Unicode.",
-            ) from exc
+    def _tokenize(self, text: str, special: bool) -> list[int]:
         extras = self._extras[special]
         if not extras:
-            return self._tokenize(text, special)
+            return super()._tokenize(text, special)
         tokens = []
         for part in re.split("(" + "|".join(map(re.escape, extras)) + ")", text):
-            tokens += [extras[part]] if part in extras else self._tokenize(part, special)
+            tokens += [extras[part]] if part in extras else super()._tokenize(part, special)
         return tokens
-
-    def _tokenize(self, text: str, special: bool) -> list[int]:
-        if not self._lead or not text:
-            return self._read(text, special) if text else []
-        tokens = self._read("\n" + text, special)
-        cut = len(self._lead)
-        return tokens[cut:] if tuple(tokens[:cut]) == self._lead else self._read(text, special)
-
-    def detokenize(self, tokens: list[int]) -> str:
-        """Exact, control tokens included; half a character is U+FFFD.
-
-        Raises:
-            ValueError: a token is not in the vocabulary.
-        """
-        self.check(tokens)
-        return b"".join([self.texts[token] for token in tokens]).decode(errors="replace")
 
     def generated(self, tokens: list[int], shown: frozenset[str] = frozenset()) -> bytes:
         """The bytes of generated tokens: of control tokens only those that are to be shown have any."""
         if not shown:
             return b"".join([self.pieces[token] for token in tokens])
-        visible = {self._controls[name] for name in shown if name in self._controls}
+        visible = self.shown(shown)
         return b"".join([self.texts[token] if token in visible else self.pieces[token] for token in tokens])
-
-    def grammars(self) -> Grammars:
-        """What compiles grammars for it. Takes some tenths of a second, and the interpreter's lock meanwhile."""
-        specials = [token for token, piece in enumerate(self.pieces) if not piece]
-        return Grammars(self.texts, ends=sorted(self.ends), specials=specials, tokenize=self.tokenize)
-
-    def check(self, tokens: list[int] | tuple[int, ...]) -> None:
-        """ValueError for a token that is not in the vocabulary."""
-        if tokens and not (min(tokens) >= 0 and max(tokens) < self.size):
-            wrong = next(token for token in tokens if not 0 <= token < self.size)
-            raise ValueError(f"Token {wrong} is not in the vocabulary, which has 0 to {self.size - 1}.")
 
 
 def _reader(spelling: dict[str, Any], special: bool) -> Tokenizer:
@@ -177,7 +114,7 @@ class BytewiseTokenizer:
     be given to it in the same spelling: see `bytewise_cases`.
     """
 
-    def __init__(self, tokenizer: Any, vocabulary: Vocabulary) -> None:
+    def __init__(self, tokenizer: Any, vocabulary: ExllamaVocabulary) -> None:
         self._tokenizer = tokenizer
         self._pieces = [as_bytewise(piece) for piece in vocabulary.pieces]
         self._texts = [as_bytewise(text) for text in vocabulary.texts]

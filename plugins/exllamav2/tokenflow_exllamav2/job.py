@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from exllamav2.generator import ExLlamaV2DynamicJob
 from exllamav2.generator.dynamic import _randomhash, _tensor_hash_checksum
-from tokenflow_exllama.vocabulary import Vocabulary, bytewise_cases
+from tokenflow_exllama.vocabulary import ExllamaVocabulary, bytewise_cases
 
 from tokenflow.api import Matcher, Sequence, TokenLogprob
 from tokenflow_exllamav2.sampling import Ranking, forget_repetitions
@@ -43,7 +43,7 @@ class Exl2Job(ExLlamaV2DynamicJob):  # type: ignore[misc]  # the library has no 
         guesses: how many tokens the generator guesses ahead; the library ends a job so many too early.
     """
 
-    def __init__(self, owner: Sequence, vocabulary: Vocabulary, settings: Any, guesses: int) -> None:
+    def __init__(self, owner: Sequence, vocabulary: ExllamaVocabulary, settings: Any, guesses: int) -> None:
         request = owner.request
         seed = request.sampling.seed
         banned = {form for text in request.sampling.banned_strings or () for form in bytewise_cases(text)}

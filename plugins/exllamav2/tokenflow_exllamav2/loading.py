@@ -18,7 +18,7 @@ from tokenflow_exllama.models import (
     weights_bytes,
 )
 from tokenflow_exllama.progress import GivenUp, Progress
-from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary
+from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary
 
 from tokenflow.api import EngineInfo, Send, Sequence, SequenceRequest, StartupError
 from tokenflow_exllamav2.config import PAGE, Exl2Config
@@ -42,7 +42,7 @@ class Loaded:
     """A model that is ready to decode, and what is known about it."""
 
     info: EngineInfo
-    vocabulary: Vocabulary
+    vocabulary: ExllamaVocabulary
     samplers: Any
     batch: Any
     works: Callable[[], bool]
@@ -151,7 +151,7 @@ def assemble(
     from tokenflow_exllamav2.sampling import Samplers
 
     directory = Path(settings.model_dir)
-    vocabulary = Vocabulary(tokenizer, tokenizer.tokenizer_model.hf_tokenizer, ends(directory, tokenizer))
+    vocabulary = ExllamaVocabulary(tokenizer, tokenizer.tokenizer_model.hf_tokenizer, ends(directory, tokenizer))
     bytewise = BytewiseTokenizer(tokenizer, vocabulary)
     paged = attn.has_flash_attn_with_paged and not settings.no_flash_attn
     if not paged and config.slots > 1:
@@ -192,7 +192,7 @@ def ends(directory: Path, tokenizer: Any) -> set[int]:
     return {token for token in found if token is not None}
 
 
-def _info(config: Exl2Config, shape: Shape, directory: Path, vocabulary: Vocabulary, slots: int) -> EngineInfo:
+def _info(config: Exl2Config, shape: Shape, directory: Path, vocabulary: ExllamaVocabulary, slots: int) -> EngineInfo:
     from tokenflow_exllamav2.sampling import CAPABILITIES, MAX_LOGPROBS
 
     templates = chat_templates(directory)
@@ -214,7 +214,7 @@ def _info(config: Exl2Config, shape: Shape, directory: Path, vocabulary: Vocabul
     )
 
 
-def _warm_up(batch: Any, vocabulary: Vocabulary, samplers: Any, guesses: int) -> None:
+def _warm_up(batch: Any, vocabulary: ExllamaVocabulary, samplers: Any, guesses: int) -> None:
     """A few tokens, so that kernels are compiled and tuned before the first request waits for it."""
     from tokenflow_exllamav2.job import Exl2Job
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from exllamav2.generator import ExLlamaV2Sampler
-from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary, as_bytewise
+from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary, as_bytewise
 
 from tokenflow.api import Dry, InvalidRequest, Sampling, TokenLogprob
 
@@ -115,9 +115,6 @@ class Ranking:
         self._logprobs = torch.log_softmax(logits.flatten()[:size].float(), dim=-1)
         self._top = torch.topk(self._logprobs, alternatives).indices.tolist()
 
-    def of(self, token: int, vocabulary: Vocabulary) -> TokenLogprob:
-        def entry(id: int, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-            text = vocabulary.texts[id]
-            return TokenLogprob(text.decode(errors="replace"), float(self._logprobs[id]), text, top)
-
-        return entry(token, tuple(map(entry, self._top)))
+    def of(self, token: int, vocabulary: ExllamaVocabulary) -> TokenLogprob:
+        top = tuple(vocabulary.logprob(id, float(self._logprobs[id])) for id in self._top)
+        return vocabulary.logprob(token, float(self._logprobs[token]), top)

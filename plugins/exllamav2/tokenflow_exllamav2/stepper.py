@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tokenflow_exllama.progress import GivenUp
-from tokenflow_exllama.vocabulary import Vocabulary, before_banned
+from tokenflow_exllama.vocabulary import ExllamaVocabulary, before_banned
 
 from tokenflow.api import ContextLengthExceeded, EngineError, EngineInfo, InvalidRequest, Sequence, Step
 from tokenflow_exllamav2.config import Exl2Config
@@ -59,7 +59,7 @@ class Exl2Stepper:
         self._failures = 0
         self._broken: Exception | None = None
         self.info: EngineInfo
-        self.vocabulary: Vocabulary
+        self.vocabulary: ExllamaVocabulary
         self.batch: Batch
         self.prompt_tokens = 0
         """Counter: prompt tokens evaluated."""

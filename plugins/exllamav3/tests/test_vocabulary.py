@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from exllamav3 import Tokenizer
-from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary, as_bytewise, bytewise_cases
+from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary, as_bytewise, bytewise_cases
 
 from plugins.exllama_common.tests import tokens
 from tokenflow.api import InvalidRequest
@@ -25,19 +25,19 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def vocabulary(tokenizer: Any) -> Vocabulary:
-    return Vocabulary(tokenizer, tokenizer.tokenizer, tokenizer.config.eos_token_id_list)
+def vocabulary(tokenizer: Any) -> ExllamaVocabulary:
+    return ExllamaVocabulary(tokenizer, tokenizer.tokenizer, tokenizer.config.eos_token_id_list)
 
 
 @pytest.mark.parametrize("text", ["", "a", " a", "\n", *HARD_TEXTS, *tokens.CONTROLS])
-def test_any_text_comes_back(vocabulary: Vocabulary, text: str) -> None:
+def test_any_text_comes_back(vocabulary: ExllamaVocabulary, text: str) -> None:
     found = vocabulary.tokenize(text)
     assert vocabulary.detokenize(found) == text
     assert b"".join(vocabulary.pieces[token] for token in found) == text.encode(), "no control token is among them"
 
 
 @pytest.mark.parametrize("text", [*HARD_TEXTS, "<|im_start|>user\nba be<|im_end|>\n"])
-def test_as_the_library_reads_it(tokenizer: Any, vocabulary: Vocabulary, text: str) -> None:
+def test_as_the_library_reads_it(tokenizer: Any, vocabulary: ExllamaVocabulary, text: str) -> None:
     """But for the space that it puts before a text that begins."""
     for special in (False, True):
         theirs = tokenizer.encode("\n" + text, encode_special_tokens=special)[0].tolist()
@@ -46,7 +46,7 @@ def test_as_the_library_reads_it(tokenizer: Any, vocabulary: Vocabulary, text: s
         assert vocabulary.tokenize(text, special) == theirs[len(lead) :]
 
 
-def test_control_tokens(vocabulary: Vocabulary) -> None:
+def test_control_tokens(vocabulary: ExllamaVocabulary) -> None:
     assert vocabulary.specials >= set(tokens.CONTROLS)
     assert (vocabulary.bos, vocabulary.eos) == tokens.CONTROLS[:2]
     for text in tokens.CONTROLS:
@@ -56,7 +56,7 @@ def test_control_tokens(vocabulary: Vocabulary) -> None:
     assert vocabulary.ends == set(vocabulary.tokenize("<|end|>", special=True))
 
 
-def test_what_is_no_text_or_no_token(vocabulary: Vocabulary) -> None:
+def test_what_is_no_text_or_no_token(vocabulary: ExllamaVocabulary) -> None:
     with pytest.raises(InvalidRequest, match="surrogate"):
         vocabulary.tokenize("a\ud83d")
     for token in (-1, vocabulary.size):
@@ -64,7 +64,7 @@ def test_what_is_no_text_or_no_token(vocabulary: Vocabulary) -> None:
             vocabulary.detokenize([0, token])
 
 
-def test_the_generators_view(tokenizer: Any, vocabulary: Vocabulary) -> None:
+def test_the_generators_view(tokenizer: Any, vocabulary: ExllamaVocabulary) -> None:
     """Each byte is a character, none of them one that the library would wait for; the rest is the library's own."""
     bytewise = BytewiseTokenizer(tokenizer, vocabulary)
     pieces = bytewise.get_id_to_piece_list()

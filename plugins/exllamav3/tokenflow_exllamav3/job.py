@@ -21,7 +21,7 @@ import torch
 from exllamav3.constants import PAGE_SIZE
 from exllamav3.generator import Job as LibraryJob
 from exllamav3.generator.pagetable import random_hash, tensor_hash_checksum
-from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary, bytewise_cases
+from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary, bytewise_cases
 
 from tokenflow.api import Matcher, SequenceRequest
 from tokenflow_exllamav3.guide import Guide
@@ -39,7 +39,7 @@ class Jobs:
         reserve_tokens: they ask for cache this far ahead, and again later; None: for all at once.
     """
 
-    def __init__(self, tokenizer: BytewiseTokenizer, vocabulary: Vocabulary, reserve_tokens: int | None) -> None:
+    def __init__(self, tokenizer: BytewiseTokenizer, vocabulary: ExllamaVocabulary, reserve_tokens: int | None) -> None:
         self._samplers = Samplers(tokenizer, vocabulary.size)
         self._ends = sorted(vocabulary.ends)
         self._reserve_tokens = reserve_tokens

@@ -11,7 +11,7 @@ from typing import Any
 from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
 from tokenflow_exllama.models import chat_templates, check_same_tokens, model_directory, one_line, weights_bytes
 from tokenflow_exllama.progress import GivenUp, Progress
-from tokenflow_exllama.vocabulary import BytewiseTokenizer, Vocabulary
+from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary
 
 from tokenflow.api import EngineInfo, StartupError
 from tokenflow_exllamav3.config import PAGE, Exl3Config
@@ -53,7 +53,7 @@ class Loaded:
 
     config: Exl3Config
     info: EngineInfo
-    vocabulary: Vocabulary
+    vocabulary: ExllamaVocabulary
     tokenizer: BytewiseTokenizer
     main: Part
     draft: Part | None = None
@@ -252,16 +252,16 @@ def read_weights(part: Part, config: Exl3Config, given_up: Callable[[], bool], d
         ) from exc
 
 
-def read_vocabulary(library: Any, main: Part) -> tuple[Vocabulary, BytewiseTokenizer]:
+def read_vocabulary(library: Any, main: Part) -> tuple[ExllamaVocabulary, BytewiseTokenizer]:
     try:
         tokenizer = library.Tokenizer.from_config(main.config)
-        vocabulary = Vocabulary(tokenizer, tokenizer.tokenizer, main.config.eos_token_id_list)
+        vocabulary = ExllamaVocabulary(tokenizer, tokenizer.tokenizer, main.config.eos_token_id_list)
     except Exception as exc:
         raise StartupError(f"{main.directory}: its tokenizer cannot be read ({one_line(exc)}).") from exc
     return vocabulary, BytewiseTokenizer(tokenizer, vocabulary)
 
 
-def engine_info(config: Exl3Config, main: Part, draft: Part | None, vocabulary: Vocabulary) -> EngineInfo:
+def engine_info(config: Exl3Config, main: Part, draft: Part | None, vocabulary: ExllamaVocabulary) -> EngineInfo:
     from tokenflow_exllamav3.sampling import CAPABILITIES, MAX_LOGPROBS
 
     templates = chat_templates(main.directory)

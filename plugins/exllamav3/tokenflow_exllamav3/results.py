@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import log
 from typing import Any
 
-from tokenflow_exllama.vocabulary import Vocabulary, before_banned
+from tokenflow_exllama.vocabulary import ExllamaVocabulary, before_banned
 
 from tokenflow.api import EngineError, InvalidRequest, SequenceRequest, Step, TokenLogprob
 
@@ -17,7 +17,7 @@ LOWEST = -9999.0
 """The log-probability of a token whose probability is too small for a float32 (OpenAI's number for it)."""
 
 
-def step_of(results: list[dict[str, Any]], request: SequenceRequest, vocabulary: Vocabulary) -> Step | None:
+def step_of(results: list[dict[str, Any]], request: SequenceRequest, vocabulary: ExllamaVocabulary) -> Step | None:
     """What one iteration made for one sequence. None: nothing, for it prefills, waits, or has its text held."""
     tokens: list[int] = []
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -51,7 +51,9 @@ def for_people(exc: Exception) -> Exception:
     return error
 
 
-def _logprobs(result: dict[str, Any], alternatives: int | None, vocabulary: Vocabulary) -> tuple[TokenLogprob, ...]:
+def _logprobs(
+    result: dict[str, Any], alternatives: int | None, vocabulary: ExllamaVocabulary
+) -> tuple[TokenLogprob, ...]:
     """Of each token in one of the generator's results: its own, and the likeliest ones, most likely first."""
     if alternatives is None:
         return ()
@@ -60,13 +62,9 @@ def _logprobs(result: dict[str, Any], alternatives: int | None, vocabulary: Voca
         ids, probabilities = result["top_k_tokens"][0].tolist(), result["top_k_probs"][0].tolist()
     else:
         ids = probabilities = [[]] * len(tokens)
-
-    def of(token: int, probability: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        text = vocabulary.texts[token]
-        return TokenLogprob(text.decode(errors="replace"), _log(probability), text, top)
-
+    of = vocabulary.logprob
     return tuple(
-        of(token, probability, tuple(map(of, ids[at], probabilities[at])))
+        of(token, _log(probability), tuple(map(of, ids[at], map(_log, probabilities[at]))))
         for at, (token, probability) in enumerate(zip(tokens, own, strict=True))
     )
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tokenflow_exllama.progress import GivenUp
-from tokenflow_exllama.vocabulary import Vocabulary
+from tokenflow_exllama.vocabulary import ExllamaVocabulary
 
 from tokenflow.api import ContextLengthExceeded, EngineError, EngineInfo, InvalidRequest, Sequence, Step
 from tokenflow_exllamav3.config import Exl3Config
@@ -48,7 +48,7 @@ class Exl3Stepper:
         self._given_up = False
         self._broken: Exception | None = None
         self.info: EngineInfo
-        self.vocabulary: Vocabulary
+        self.vocabulary: ExllamaVocabulary
         self.batch: Batch
         self.prompt_tokens = 0
         """Counter: prompt tokens evaluated."""

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from tokenflow_llamacpp.vocabulary import Vocabulary
+from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
 from tokenflow.api import Grammar, InvalidRequest, Sampling
 
@@ -186,7 +186,7 @@ def test_a_grammar_ends_what_would_ignore_its_end(table: Table) -> None:
     assert re.fullmatch(CODE.source, played.text)
 
 
-def test_control_tokens_are_no_text(table: Table, vocabulary: Vocabulary) -> None:
+def test_control_tokens_are_no_text(table: Table, vocabulary: LlamaVocabulary) -> None:
     grammar = Grammar(kind="regex", source=re.escape("<|im_start|>"))
     played = play(table, grammar)
     assert played.text == "<|im_start|>"

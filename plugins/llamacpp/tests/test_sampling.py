@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tokenflow_llamacpp.sampling import _seed
-from tokenflow_llamacpp.vocabulary import Vocabulary
+from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
 from tokenflow.api import InvalidRequest, Mirostat, Sampling, Xtc
 
@@ -78,13 +78,13 @@ def test_xtc_excludes_the_top_choice(table: Table) -> None:
         assert drawn.bytes == drawn.top[1].bytes
 
 
-def test_a_banned_token_is_not_drawn(table: Table, vocabulary: Vocabulary) -> None:
+def test_a_banned_token_is_not_drawn(table: Table, vocabulary: LlamaVocabulary) -> None:
     first = text(table, tokens=1, temperature=0)
     (token,) = vocabulary.tokenize(first)
     assert text(table, tokens=1, temperature=0, logit_bias={token: -100}) != first
 
 
-def test_a_bias_forces_a_token(table: Table, vocabulary: Vocabulary) -> None:
+def test_a_bias_forces_a_token(table: Table, vocabulary: LlamaVocabulary) -> None:
     (token,) = vocabulary.tokenize(" cheese")
     assert text(table, tokens=3, seed=1, logit_bias={token: 100}) == " cheese" * 3
 
@@ -106,7 +106,7 @@ def test_penalties_see_prompt_and_completion(table: Table, name: str) -> None:
 
 
 @pytest.mark.parametrize(("distance", "seen"), [(63, True), (64, False)])
-def test_penalties_look_at_64_tokens(table: Table, vocabulary: Vocabulary, distance: int, seen: bool) -> None:
+def test_penalties_look_at_64_tokens(table: Table, vocabulary: LlamaVocabulary, distance: int, seen: bool) -> None:
     (cheese,), (the,) = vocabulary.tokenize(" cheese"), vocabulary.tokenize(" the")
     wanted = Sampling(temperature=0, logit_bias={cheese: 50}, presence_penalty=100.0)
     played = table.start((cheese,) + (the,) * distance, sampling=wanted)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenflow_llamacpp.compat import token_bytes
 from tokenflow_llamacpp.stepper import LlamaStepper
-from tokenflow_llamacpp.vocabulary import Vocabulary
+from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
 from tokenflow.api import InvalidRequest
 
@@ -27,13 +27,13 @@ def test_round_trip(stepper: LlamaStepper, text: str) -> None:
 
 @model
 @pytest.mark.parametrize("text", [" a", "a ", "\n\n a", "", "👩‍🚀 naïve ", "<|im_start|>", "a\0b"])
-def test_nothing_is_added(vocabulary: Vocabulary, text: str) -> None:
+def test_nothing_is_added(vocabulary: LlamaVocabulary, text: str) -> None:
     for special in (False, True):
         assert vocabulary.detokenize(vocabulary.tokenize(text, special)) == text
 
 
 @model
-def test_control_tokens_only_where_asked(vocabulary: Vocabulary) -> None:
+def test_control_tokens_only_where_asked(vocabulary: LlamaVocabulary) -> None:
     assert len(vocabulary.tokenize("<|im_start|>", special=True)) == 1
     assert len(vocabulary.tokenize("<|im_start|>", special=False)) > 1
     assert {"<|im_start|>", "<|im_end|>", "<|endoftext|>"} <= vocabulary.specials
@@ -41,7 +41,7 @@ def test_control_tokens_only_where_asked(vocabulary: Vocabulary) -> None:
 
 
 @model
-def test_a_character_in_several_tokens_keeps_its_bytes(vocabulary: Vocabulary) -> None:
+def test_a_character_in_several_tokens_keeps_its_bytes(vocabulary: LlamaVocabulary) -> None:
     tokens = vocabulary.tokenize("🜁")
     assert len(tokens) > 1
     assert b"".join(vocabulary.texts[token] for token in tokens) == "🜁".encode()
@@ -49,7 +49,7 @@ def test_a_character_in_several_tokens_keeps_its_bytes(vocabulary: Vocabulary) -
 
 
 @model
-def test_control_tokens_are_no_generated_text(vocabulary: Vocabulary) -> None:
+def test_control_tokens_are_no_generated_text(vocabulary: LlamaVocabulary) -> None:
     (token,) = vocabulary.tokenize("<|im_start|>", special=True)
     assert vocabulary.pieces[token] == b""
     assert vocabulary.texts[token] == b"<|im_start|>"
@@ -57,13 +57,13 @@ def test_control_tokens_are_no_generated_text(vocabulary: Vocabulary) -> None:
 
 @model
 @pytest.mark.parametrize("token", [-1, 49_152, 2**31])
-def test_outside_the_vocabulary(vocabulary: Vocabulary, token: int) -> None:
+def test_outside_the_vocabulary(vocabulary: LlamaVocabulary, token: int) -> None:
     with pytest.raises(ValueError, match=f"Token {token} is not in the vocabulary"):
         vocabulary.detokenize([5, token])
 
 
 @model
-def test_half_a_surrogate_pair(vocabulary: Vocabulary) -> None:
+def test_half_a_surrogate_pair(vocabulary: LlamaVocabulary) -> None:
     with pytest.raises(InvalidRequest, match=r"'\\ud800', at character 2"):
         vocabulary.tokenize("ab\ud800")
 
@@ -109,13 +109,13 @@ class SentencePieces:
 
 
 def test_a_space_that_the_model_adds_is_left_out() -> None:
-    vocabulary = Vocabulary(SentencePieces())
+    vocabulary = LlamaVocabulary(SentencePieces())
     assert [vocabulary.tokenize(text) for text in ("ab", " ab", "b")] == [[3, 4], [5, 4], [4]]
     assert vocabulary.detokenize(vocabulary.tokenize("ab a")) == "ab a"
 
 
 def test_bytes_of_byte_tokens_and_names() -> None:
-    vocabulary = Vocabulary(SentencePieces())
+    vocabulary = LlamaVocabulary(SentencePieces())
     assert vocabulary.texts[6] == b"\xe2"
     assert vocabulary.texts[2] == b"\n"
     assert (vocabulary.bos, vocabulary.eos) == ("<s>", "")

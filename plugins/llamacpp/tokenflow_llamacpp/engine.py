@@ -8,15 +8,12 @@ from dataclasses import replace
 
 import trio
 
-from tokenflow.api import EngineStats, Grammars, LoopEngine, StepLoop, serving
+from tokenflow.api import EngineStats, Grammars, StepLoop, VocabularyEngine, serving
 from tokenflow_llamacpp.config import LlamaConfig
 from tokenflow_llamacpp.stepper import LlamaStepper
 
-SHORT_TEXT = 500
-"""Characters. Half a millisecond: about what a way to a thread and back costs under load. Longer texts go there."""
 
-
-class LlamaEngine(LoopEngine):
+class LlamaEngine(VocabularyEngine):
     """A GGUF model.
 
     Args:
@@ -26,18 +23,8 @@ class LlamaEngine(LoopEngine):
     """
 
     def __init__(self, loop: StepLoop, stepper: LlamaStepper, grammars: Grammars) -> None:
-        super().__init__(loop, stepper.info, grammars)
+        super().__init__(loop, stepper.info, stepper.vocabulary, grammars)
         self._stepper = stepper
-        self._vocabulary = stepper.vocabulary
-        self._tokenizing = trio.CapacityLimiter(2)  # tokenizing has no need to take more cores from decoding
-
-    async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        if len(text) <= SHORT_TEXT:
-            return self._vocabulary.tokenize(text, special)
-        return await trio.to_thread.run_sync(self._vocabulary.tokenize, text, special, limiter=self._tokenizing)
-
-    async def detokenize(self, tokens: list[int]) -> str:
-        return self._vocabulary.detokenize(tokens)
 
     async def stats(self) -> EngineStats:
         slots = self._stepper.slots
@@ -55,7 +42,5 @@ async def open_llama(config: LlamaConfig) -> AsyncGenerator[LlamaEngine, None]:
     """Load the model in the thread that decodes, and serve it."""
     stepper = LlamaStepper(config)
     loop = StepLoop(stepper)
-    async with serving(loop):
-        grammars = await trio.to_thread.run_sync(stepper.vocabulary.grammars)
-        async with grammars:
-            yield LlamaEngine(loop, stepper, grammars)
+    async with serving(loop), await trio.to_thread.run_sync(stepper.vocabulary.grammars) as grammars:
+        yield LlamaEngine(loop, stepper, grammars)

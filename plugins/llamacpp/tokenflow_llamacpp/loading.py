@@ -11,7 +11,7 @@ from tokenflow.api import EngineInfo, StartupError
 from tokenflow_llamacpp import sampling
 from tokenflow_llamacpp.compat import get, last_error, load_library, load_model
 from tokenflow_llamacpp.config import LlamaConfig, model_path
-from tokenflow_llamacpp.vocabulary import Vocabulary
+from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
 MAX_LOGPROBS = 20
 DEFAULT_CONTEXT = 4096
@@ -26,7 +26,7 @@ class Loaded:
     context: Any
     batch: Any
     batch_tokens: int
-    vocabulary: Vocabulary
+    vocabulary: LlamaVocabulary
     info: EngineInfo
     capacity: int
     """Tokens in the KV cache."""
@@ -73,7 +73,7 @@ def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> 
     batch_tokens = min(max(config.batch, config.slots), int(get(context, "n_batch")))
     batch = library.LlamaBatch(n_tokens=batch_tokens, embd=0, n_seq_max=1, verbose=False)
     _warm_up(context, batch)
-    vocabulary = Vocabulary(model)
+    vocabulary = LlamaVocabulary(model)
     can_cut = not (get(model, "is_recurrent") or get(model, "is_hybrid"))
     keep = config.prefix_cache and can_cut
     template = model.get_default_chat_template() or None

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from tokenflow.api import InvalidRequest, Sampling, SequenceRequest, TokenLogprob
 from tokenflow_llamacpp.compat import add_penalties
-from tokenflow_llamacpp.vocabulary import Vocabulary
+from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
 CAN = frozenset(field.name for field in fields(Sampling)) - {"dry", "banned_strings"}
 PENALTY_WINDOW = 64
@@ -87,7 +87,7 @@ class Samplers:
         vocabulary: of the model.
     """
 
-    def __init__(self, library: Any, vocabulary: Vocabulary) -> None:
+    def __init__(self, library: Any, vocabulary: LlamaVocabulary) -> None:
         self._library = library
         self._vocabulary = vocabulary
         self._bans: list[Bias] = [(token, -inf) for token in range(vocabulary.size)]
@@ -206,20 +206,14 @@ def _seed(seed: int | None) -> int:
     return (seed ^ (seed >> 32)) % 0xFFFFFFFF
 
 
-def token_logprob(logits: Sequence[float], token: int, alternatives: int, vocabulary: Vocabulary) -> TokenLogprob:
+def token_logprob(logits: Sequence[float], token: int, alternatives: int, vocabulary: LlamaVocabulary) -> TokenLogprob:
     """The token that was drawn, with the likeliest ones, most likely first."""
     highest = nlargest(max(alternatives, 1), logits)
-    top = highest[0]
-    total = top + log(sum(map(exp, [logit - top for logit in logits])))
+    total = highest[0] + log(sum(map(exp, [logit - highest[0] for logit in logits])))
     ids: list[int] = []
     if alternatives:
         lowest = highest[-1]
         ids = [id for id, logit in enumerate(logits) if logit >= lowest]
         ids = sorted(ids, key=lambda id: -logits[id])[:alternatives]
-    texts = vocabulary.texts
-
-    def of(id: int, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        text = texts[id]
-        return TokenLogprob(text.decode(errors="replace"), logits[id] - total, text, top)
-
-    return of(token, tuple(of(id) for id in ids))
+    top = tuple(vocabulary.logprob(id, logits[id] - total) for id in ids)
+    return vocabulary.logprob(token, logits[token] - total, top)

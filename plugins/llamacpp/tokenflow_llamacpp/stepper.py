@@ -26,7 +26,7 @@ from tokenflow_llamacpp.guide import Guide
 from tokenflow_llamacpp.loading import Loaded, load
 from tokenflow_llamacpp.sampling import Sampler, Samplers, token_logprob
 from tokenflow_llamacpp.slots import Slot, Slots
-from tokenflow_llamacpp.vocabulary import Vocabulary
+from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
 logger = logging.getLogger("tokenflow.llamacpp")
 
@@ -69,7 +69,7 @@ class LlamaStepper:
         self._everybody_leaves = False
         self._was_cut = False
         self.info: EngineInfo
-        self.vocabulary: Vocabulary
+        self.vocabulary: LlamaVocabulary
         self.slots: Slots
         self.prompt_tokens = 0
         """Counter: prompt tokens evaluated."""
