@@ -49,6 +49,11 @@ class Table:
         return self.stepper.batch
 
     @property
+    def pages(self) -> Any:
+        """The page table, which in one of the libraries is the generator itself."""
+        return getattr(self.batch, "pagetable", self.batch)
+
+    @property
     def model(self) -> Any:
         return self.batch.model
 
@@ -121,9 +126,8 @@ class Table:
 
     def forget(self) -> None:
         """Nothing is in the cache any more; nobody may hold a part of it."""
-        table = getattr(self.batch, "pagetable", self.batch)
-        assert not table.referenced_pages
-        table.reset_page_table()
+        assert not self.pages.referenced_pages
+        self.pages.reset_page_table()
 
     def _move(self, played: Played, to: SequenceState) -> None:
         if played.seq.state is not to:

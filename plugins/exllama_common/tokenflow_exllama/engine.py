@@ -5,33 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 import trio
 
-from tokenflow.api import EngineInfo, EngineStats, Grammars, StepLoop, Stepper, VocabularyEngine, serving
-from tokenflow_exllama.vocabulary import ExllamaVocabulary
-
-
-class Batch(Protocol):
-    """What a generator says of its cache, in tokens."""
-
-    max_total_tokens: int
-
-    @property
-    def used_tokens(self) -> int: ...
-
-    @property
-    def evicted_tokens(self) -> int: ...
-
-
-class ExllamaStepper(Stepper, Protocol):
-    """What a plugin's stepper has besides, once it is open."""
-
-    info: EngineInfo
-    vocabulary: ExllamaVocabulary
-    batch: Batch
-    prompt_tokens: int
+from tokenflow.api import EngineStats, Grammars, StepLoop, VocabularyEngine, serving
+from tokenflow_exllama.stepper import ExllamaStepper
 
 
 class ExllamaEngine(VocabularyEngine):
@@ -43,7 +22,9 @@ class ExllamaEngine(VocabularyEngine):
         grammars: of its vocabulary, entered; None: it is asked for none.
     """
 
-    def __init__(self, loop: StepLoop, stepper: ExllamaStepper, grammars: Grammars | None = None) -> None:
+    def __init__(
+        self, loop: StepLoop, stepper: ExllamaStepper[Any, Any, Any], grammars: Grammars | None = None
+    ) -> None:
         super().__init__(loop, stepper.info, stepper.vocabulary, grammars)
         self._stepper = stepper
 
@@ -59,7 +40,7 @@ class ExllamaEngine(VocabularyEngine):
 
 
 @asynccontextmanager
-async def open_engine(stepper: ExllamaStepper) -> AsyncGenerator[ExllamaEngine, None]:
+async def open_engine(stepper: ExllamaStepper[Any, Any, Any]) -> AsyncGenerator[ExllamaEngine, None]:
     """Load the model in the thread that decodes, and serve it."""
     loop = StepLoop(stepper)
     async with serving(loop), await trio.to_thread.run_sync(stepper.vocabulary.grammars) as grammars:

@@ -57,6 +57,17 @@ def free_bytes(split_gb: Sequence[float] | None = None) -> int:
     return sum(min(has, int(may * GB)) for has, may in zip(free, split_gb, strict=False))
 
 
+def gpus_work() -> bool:
+    """They still do what they are asked to; also if there are none."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return not torch.cuda.is_available()
+    return True
+
+
 def check_memory(subject: str, *, weights: int, cache: int, cache_tokens: int, free: int) -> None:
     """StartupError if weights and cache alone are more than what is free. All but the tokens in bytes."""
     if weights + cache > free:

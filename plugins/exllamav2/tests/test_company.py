@@ -1,4 +1,5 @@
-"""Twenty streams on eight slots, whose readers stall, pause, let their slots go, leave, and break something.
+"""Twenty streams on eight slots, whose readers stall, pause, let their slots go, leave, and break something;
+now and then a step of all of them fails.
 
 Whatever happens around it, each that survives says what it says alone, and at the end nobody holds a page.
 """
@@ -18,6 +19,7 @@ from tokenflow_exllamav2 import Exl2Config
 from tokenflow_exllamav2.config import PAGE
 from tokenflow_exllamav2.stepper import Exl2Stepper
 
+from plugins.exllama_common.tests.faults import FailingSteps
 from tokenflow.api import Dry, Mirostat, Sampling, SequenceRequest, StepLoop, serving
 from tokenflow.testing.fakes import Recorder, company, record
 
@@ -150,15 +152,16 @@ class Evening:
         loop = StepLoop(self.stepper)
         async with serving(loop, pace=pace):
             engine = ExllamaEngine(loop, self.stepper)
-            self.stepper.batch.start_over = None  # no step fails as a whole; it would hide that one did
             for request in requests():
                 if "banned_strings" not in engine.info.capabilities:
                     request = _without_bans(request)
                 self.alone.append((request, await record(engine, request)))
                 self.stepper.batch.reset_page_table()
+            failing = FailingSteps(self.stepper, random.Random(seeds.start))
             for seed in seeds:
                 try:
                     await Trial(engine, self.stepper, self.alone, seed).run()
+                    assert failing.started_over == failing.count
                 except BaseException as exc:
                     exc.add_note(f"seed {seed}")
                     raise

@@ -64,6 +64,8 @@ class Batch(ExLlamaV2DynamicGenerator):  # type: ignore[misc]  # the library has
 
     def start(self, job: Exl2Job) -> bool:
         """Give a new or released `job` its pages. False: not now."""
+        if len(self.jobs) + len(self.shelved) >= self.max_batch_size:
+            return False
         for other in [*self.jobs, *self.shelved]:
             if other.owner.parked:  # nobody may have taken a step since
                 self.parked.setdefault(other)

@@ -45,8 +45,6 @@ class Loaded:
     vocabulary: ExllamaVocabulary
     samplers: Any
     batch: Any
-    works: Callable[[], bool]
-    """The GPU still does what it is asked to."""
     unload: Callable[[], None]
 
 
@@ -179,7 +177,7 @@ def assemble(
             if each is not None:
                 each.unload()
 
-    return Loaded(info=info, vocabulary=vocabulary, samplers=samplers, batch=batch, works=_works, unload=unload)
+    return Loaded(info=info, vocabulary=vocabulary, samplers=samplers, batch=batch, unload=unload)
 
 
 def ends(directory: Path, tokenizer: Any) -> set[int]:
@@ -291,16 +289,6 @@ def _loras(config: Exl2Config, model: Any) -> list[Any]:
         except Exception as exc:
             raise StartupError(f"{path}: exllamav2 cannot apply this LoRA ({one_line(exc)}).") from exc
     return loras
-
-
-def _works() -> bool:
-    import torch
-
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        return not torch.cuda.is_available()  # there is none: nothing is wrong with it
-    return True
 
 
 def _why(exc: Exception, memory: _Memory) -> str:

@@ -1,4 +1,5 @@
-"""Twenty streams on eight slots, and too few pages for them; they leave, pause, stall, give up their slots and fail.
+"""Twenty streams on eight slots, and too few pages for them; they leave, pause, stall, give up their slots and fail,
+and now and then so does a step of all of them.
 
 Whoever gets to its end has said what it says alone, whoever does not has said a beginning of it, and nothing is left.
 """
@@ -6,6 +7,7 @@ Whoever gets to its end has said what it says alone, whoever does not has said a
 from __future__ import annotations
 
 import gc
+import logging
 import random
 from collections.abc import Callable
 from functools import cache
@@ -20,6 +22,7 @@ from tokenflow_exllamav3.config import PAGE
 from tokenflow_exllamav3.job import Exl3Job
 from tokenflow_exllamav3.stepper import Exl3Stepper
 
+from plugins.exllama_common.tests.faults import FailingSteps
 from plugins.exllama_common.tests.table import GREEDY, Table
 from tokenflow.api import Dry, Sampling, SequenceRequest, StepLoop, serving
 from tokenflow.testing.fakes import Recorder, company
@@ -91,6 +94,7 @@ class Crowd:
     async def run(self) -> None:
         async with serving(self.loop, pace=self.pace):
             engine = ExllamaEngine(self.loop, self.stepper)
+            failing = FailingSteps(self.stepper, self.rng)
             async with company(engine) as group, trio.open_nursery() as nursery:
                 recorders = []
                 for request, _ in self.asked:
@@ -101,6 +105,7 @@ class Crowd:
                     await recorder.returned.wait()
                 nursery.cancel_scope.cancel()
             self.check(recorders)
+            assert failing.started_over == failing.count
 
     async def pace(self, loop: StepLoop) -> None:
         """Between two steps: time passes, somebody's sampler may break, and the library's own books are checked."""
@@ -149,6 +154,12 @@ class Crowd:
         assert not batch.num_remaining_jobs() and not batch.shelved
         assert self.loop.held == self.loop.waiting == 0
         batch.pagetable.validate_pagetable([])
+
+
+@pytest.fixture(autouse=True)
+def no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A record of a failure keeps its frames, and they the jobs."""
+    caplog.set_level(logging.CRITICAL, "tokenflow.exllamav3")
 
 
 def test_a_crowd() -> None:

@@ -1,8 +1,7 @@
-"""What goes wrong in one sequence ends it alone; what goes wrong in the library ends what it was doing, and no more."""
+"""What goes wrong in one sequence ends it alone; what goes wrong in the library costs nobody else a token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,28 +10,12 @@ import trio
 from tokenflow_exllamav3 import Exl3Config, open_exllamav3
 from tokenflow_exllamav3.config import PAGE
 
-from plugins.exllama_common.tests.table import Played, Table
-from tokenflow.api import ContextLengthExceeded, EngineError, InvalidRequest, Sampling, SequenceRequest
+from plugins.exllama_common.tests.faults import Faults, Make, fail, three
+from plugins.exllama_common.tests.table import Table
+from tokenflow.api import ContextLengthExceeded, EngineError, InvalidRequest, SequenceRequest
 from tokenflow.testing.fakes import record
 
 from .rig.model import hash_load
-
-Make = Callable[..., Table]
-
-
-def three(table: Table, max_tokens: int = 20) -> tuple[list[bytes], list[Played]]:
-    """Three sequences, a few tokens on their way, and what each says alone."""
-    samplings = [Sampling(temperature=0), Sampling(seed=3), Sampling(seed=4, top_p=0.9, repetition_penalty=1.2)]
-    prompts = [table.prompt(230 + 30 * n, seed=n) for n in range(3)]
-    wanted = [table.alone(p, max_tokens, sampling=s).data for p, s in zip(prompts, samplings, strict=True)]
-    played = [table.seat(p, max_tokens, sampling=s) for p, s in zip(prompts, samplings, strict=True)]
-    table.play(*played, tokens=8)
-    return wanted, played
-
-
-def fail(*args: Any, **options: Any) -> None:
-    raise ZeroDivisionError("a fault of the test's")
-
 
 # --- one sequence's ---------------------------------------------------------------------------------------------------
 
@@ -59,10 +42,10 @@ def test_one_sequence_fails_in_the_batch(make_table: Make, where: str, guesses: 
 def test_one_sequence_fails_in_its_prompt(table: Table) -> None:
     wanted, played = three(table)
     bad = table.seat(table.prompt(1200, seed=9))
-    table.model.before = lambda what: fail() if what == "prefill" else None
+    table.model.before = lambda what, ids: fail() if what == "prefill" else None
     while not bad.ended:  # the library lets some steps pass between two pieces of a prompt
         table.step(*played, bad)
-    table.model.before = lambda what: None
+    table.model.before = lambda what, ids: None
     assert isinstance(bad.ended.error, EngineError)
     table.play(bad, *played)
     assert [one.data for one in played] == wanted
@@ -130,37 +113,18 @@ def test_a_token_outside_the_vocabulary(table: Table, token: int) -> None:
 # --- the library's ----------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_fails(table: Table) -> None:
-    """Whoever was in it has failed; the next ones are served, and counters do not fall."""
-    wanted, played = three(table)
-    parked = table.seat(table.prompt(20, seed=7))
-    away = played.pop()
-    table.release(away)
-    evicted, counted = table.batch.evicted_tokens, table.stepper.prompt_tokens
-    table.model.before = fail
-    with pytest.raises(EngineError, match="ZeroDivisionError"):
-        table.step(*played)
-    table.model.before = lambda what: None
-    table.leave(*played, parked)
-    assert table.batch.used_tokens == 0
-    assert table.batch.evicted_tokens >= evicted
-    assert table.stepper.prompt_tokens >= counted
-    assert table.try_seat(away), "who had given its slot up has lost nothing"
-    table.play(away)
-    assert away.data == wanted[2]
-    wanted, played = three(table)
-    table.play(*played)
-    assert [one.data for one in played] == wanted
+class TestFaults(Faults):
+    pass
 
 
-def test_a_gpu_that_is_gone_ends_the_engine() -> None:
+def test_a_generator_that_cannot_be_made_again_ends_the_engine() -> None:
     """No new generator can be made: the loop ends, every caller is let go, and the host opens the engine anew."""
 
     async def main() -> None:
         with pytest.raises(EngineError, match="for good"):
             async with open_exllamav3(Exl3Config(model="rig"), hash_load) as engine:
                 stepper: Any = engine.loop.stepper
-                stepper.batch.model.before = lambda what: fail() if what == "decode" else None
+                stepper.batch.model.before = lambda what, ids: fail() if what == "decode" else None
                 object.__setattr__(stepper._loaded.main, "cache", None)
                 with pytest.raises(EngineError):
                     await record(engine, SequenceRequest(prompt=(1, 2, 3), max_tokens=4))

@@ -24,7 +24,6 @@ from exllamav3.constants import PAGE_SIZE
 from exllamav3.generator import Generator as LibraryGenerator
 
 from tokenflow_exllamav3.job import Exl3Job
-from tokenflow_exllamav3.results import for_people
 
 
 class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types that mypy could read
@@ -65,17 +64,20 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
 
     @torch.inference_mode()  # as the library's own steps: a recurrent model's state can be touched in no other
     def start(self, job: Exl3Job) -> bool:
-        """Make `job` active, if there is room for it now."""
+        """Make a new or released `job` active, if there is room for it now."""
+        for other in [*self.active_jobs, *self.pending_jobs]:
+            if other.identifier.parked:
+                self.pause(other)  # nobody may have taken a step since
+        if job.generator is not self:  # it was released before a failure
+            self.prepare(job)
         if len(self.active_jobs) + len(self.parked) + len(self.shelved) >= self.max_batch_size:
             return False
         if self.pending_jobs or not self.make_room(job):
             return False  # those who wait for pages have waited longer
         self.pending_jobs.append(job)
-        results: list[dict[str, Any]] = []
-        self.iterate_start_jobs(results)
-        for result in results:
-            if result["stage"] == "error":
-                raise for_people(result["error"])
+        self.iterate_start_jobs([])
+        if job.failure is not None:
+            raise job.failure
         if job in self.active_jobs:
             return True
         self.pending_jobs.remove(job)
@@ -88,6 +90,42 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
             self.unpark(job)
         self.shelved.discard(job)
         self.cancel(job)
+
+    def release(self, job: Exl3Job) -> None:
+        """`job` leaves, to come back through `start`."""
+        self.pause(job)
+        self.shelve(job)
+        self.shelved.discard(job)
+
+    def reap_failed_job(self, job: Exl3Job, error: Exception, results: list[dict[str, Any]]) -> None:
+        """Where the library contains a failure by itself."""
+        super().reap_failed_job(job, error, results)
+        job.failure = error
+
+    @torch.inference_mode()
+    def take_over(self, lost: Batch) -> None:
+        """The cache was another generator's, which failed in the middle of a step: nobody is lost."""
+        lost.filter_pool.shutdown()  # a mask in the making is of a grammar that goes on
+        self.evicted_before, self.job_serial = lost.evicted_tokens, lost.job_serial
+        for job in [*lost.active_jobs, *lost.pending_jobs, *lost.parked, *lost.shelved]:
+            if not job.is_finished and job.failure is None:
+                job.generator = self
+                job.requeue()
+                self.pending_jobs.append(job)
+        for job in [*lost.parked, *lost.shelved]:
+            self.pause(job)
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def step(self, wanted: list[Exl3Job]) -> None:
+        """One iteration with those who are wanted, as far as there are pages. What comes of it is in the jobs."""
+        may = set(wanted)
+        for job in [*self.active_jobs, *self.pending_jobs]:
+            if job not in may:
+                self.pause(job)
+        for job in wanted:
+            self.go_on(job)
+        self.iterate()
 
     # --- pausing ----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 What the library leaves open is settled here, where it calls its jobs:
 
 * An exception in a job's own part of a step (its sampler, its mask) would leave the generator in the middle of the
-  batch. Here the job ends with an `error` result, as the library itself does it for prefill, and the batch goes on.
+  batch. Here the job ends as if it had finished, with `failure` set, and the batch goes on.
+* What a job says is kept in the job until it is taken, so a failure of the whole batch loses nobody's tokens.
 * A page that a job has filled is not shared while another job has one of the same content that it has not filled yet.
 * Draws are numbered, so that they can be taken back.
 * Text that may become a banned string is held, with what it takes to go back; a requeue forgets that. So before a job
@@ -64,6 +65,7 @@ class Jobs:
             max_rq_tokens=None if banned else self._reserve_tokens,
         )
         job.rng = Draws(randrange(1 << 63) if sampling.seed is None else sampling.seed)
+        job.results = []
         return job
 
 
@@ -99,6 +101,8 @@ class Exl3Job(LibraryJob):  # type: ignore[misc]  # the library has no types tha
     failure: Exception | None = None
     evaluated = 0
     """Prompt tokens that were run through the model, and not yet counted by whoever counts them."""
+    results: list[dict[str, Any]]
+    """What it has said and nobody has taken yet, as the library tells it."""
     _begun = False
 
     @property
@@ -122,14 +126,11 @@ class Exl3Job(LibraryJob):  # type: ignore[misc]  # the library has no types tha
         return drawn or (torch.zeros((1, 1), dtype=torch.long), None, None, None)
 
     def receive_sample(self, logits: Any, next_token: Any, *sample: Any) -> tuple[bool, Any, bool]:
-        results: list[dict[str, Any]] = sample[3]
+        sample = (*sample[:3], self.results, *sample[4:])
         self.evaluated += not self._begun  # a prompt's last token has no part in its prefill
         self._begun = True
         taken = self._alone(lambda: super(Exl3Job, self).receive_sample(logits, next_token, *sample))
-        if taken is not None:
-            return taken
-        results.append({"job": self, "stage": "error", "eos": True, "error": self.failure})
-        return True, next_token, False  # "it has ended": its pages are given back with those of all who end
+        return taken or (True, next_token, False)  # "it has ended": its pages go back with those of all who end
 
     def _alone(self, act: Callable[[], T]) -> T | None:
         if self.failure is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenflow_exllama.vocabulary import ExllamaVocabulary, before_banned
 
-from tokenflow.api import EngineError, InvalidRequest, SequenceRequest, Step, TokenLogprob
+from tokenflow.api import SequenceRequest, Step, TokenLogprob
 
 LOWEST = -9999.0
 """The log-probability of a token whose probability is too small for a float32 (OpenAI's number for it)."""
@@ -23,8 +23,6 @@ def step_of(results: list[dict[str, Any]], request: SequenceRequest, vocabulary:
     logprobs: tuple[TokenLogprob, ...] = ()
     reason = None
     for result in results:
-        if result["stage"] == "error":
-            return Step(error=for_people(result["error"]))
         reason = result.get("eos_reason")
         said = result["held"] if reason == "stop_token" else result  # it is held back, with whatever else is
         if "token_ids" in said:
@@ -40,15 +38,6 @@ def step_of(results: list[dict[str, Any]], request: SequenceRequest, vocabulary:
             return Step(len(tokens), text, "stop", logprobs[:-1])
         case _:
             return Step(len(tokens), text, "stop", logprobs)
-
-
-def for_people(exc: Exception) -> Exception:
-    """One sequence's failure, as its reader may see it."""
-    if isinstance(exc, EngineError | InvalidRequest):
-        return exc
-    error = EngineError(f"exllamav3 failed in this sequence: {type(exc).__name__}: {exc}.")
-    error.__cause__ = exc
-    return error
 
 
 def _logprobs(

@@ -57,12 +57,14 @@ class HashModel:
     def __init__(self, settings: Any, astray: int = 0) -> None:
         self.config = settings
         self._astray = astray
-        self.rows: list[int] = []
+        self.decoded: list[int] = []
         """Of each decoding step, how many sequences were in it."""
         self.prefilled: list[int] = []
         """Of each piece of a prompt, how many tokens it had."""
-        self.before_forward: Callable[[torch.Tensor], None] = lambda ids: None
-        """A test's way to make it fail."""
+        self.evaluated = 0
+        """Tokens of prompts, or of sequences that lost their pages."""
+        self.before: Callable[[str, torch.Tensor], None] = lambda what, ids: None
+        """Called at each pass, with "prefill" or "decode" and its tokens: where a test lets it fail."""
 
     def forward_chunk(
         self,
@@ -73,8 +75,9 @@ class HashModel:
         loras: Any = None,
         indexed_embeddings: Any = None,
     ) -> dict[str, torch.Tensor]:
-        self.before_forward(input_ids)
-        (self.prefilled if preprocess_only and len(input_ids[0]) > 1 else self.rows).append(
+        self.before("prefill" if preprocess_only else "decode", input_ids)
+        self.evaluated += input_ids.numel() * preprocess_only
+        (self.prefilled if preprocess_only and len(input_ids[0]) > 1 else self.decoded).append(
             input_ids.shape[preprocess_only]
         )
         places = _places(input_ids, attn_params, cache)

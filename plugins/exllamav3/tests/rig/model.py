@@ -68,8 +68,8 @@ class HashModel:
         """Tokens of prompts, or of sequences that lost their pages."""
         self.decoded: list[int] = []
         """Rows of each decoding step."""
-        self.before: Callable[[str], None] = lambda what: None
-        """Called at each pass, with "prefill" or "decode": where a test lets it fail."""
+        self.before: Callable[[str, torch.Tensor], None] = lambda what, ids: None
+        """Called at each pass, with "prefill" or "decode" and its tokens: where a test lets it fail."""
         self._likely = np.zeros(-(-settings.vocab_size // 32) * 32, dtype=np.float32)  # padded, as real heads are
         self._likely[likely] = 4.0
 
@@ -83,13 +83,13 @@ class HashModel:
         pass
 
     def prefill(self, input_ids: torch.Tensor, params: dict[str, Any]) -> None:
-        self.before("prefill")
+        self.before("prefill", input_ids)
         self.evaluated += input_ids.numel()
         for row, ids in enumerate(input_ids.numpy()):
             self._write(ids, row, params)
 
     def forward(self, input_ids: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
-        self.before("decode")
+        self.before("decode", input_ids)
         self.decoded.append(len(input_ids))
         logits = []
         for row, ids in enumerate(input_ids.numpy()):
