@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plugins.exllama_common.tests.fixtures import missing, summary, table, tables
+
 if TYPE_CHECKING:
+    from tokenflow_exllamav2.stepper import Exl2Stepper
+
     from plugins.exllama_common.tests.table import Table
 
-MISSING = [name for name in ("torch", "exllamav2") if find_spec(name) is None]
+__all__ = ["table"]
+
+MISSING = missing("torch", "exllamav2")
 collect_ignore_glob = ["test_*.py"] if MISSING else []
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if MISSING:
-        terminalreporter.write_line(f"SKIPPED plugins/exllamav2/tests: {', '.join(MISSING)} not installed", yellow=True)
+pytest_terminal_summary = summary("plugins/exllamav2/tests", MISSING)
 
 
 @pytest.fixture(scope="session")
@@ -36,32 +37,11 @@ def make_table(directory: Path) -> Iterator[Callable[..., Table]]:
     from tokenflow_exllamav2 import Exl2Config
     from tokenflow_exllamav2.stepper import Exl2Stepper
 
-    from plugins.exllama_common.tests.table import Table
-
     from .rig.model import load_rig
 
-    tables = []
-
-    def make(*, paged: bool = True, **options: Any) -> Table:
+    def new_stepper(*, paged: bool = True, **options: Any) -> Exl2Stepper:
         usual = {"slots": 4, "context_length": 2048, "cache_tokens": 4096}
-        stepper = Exl2Stepper(Exl2Config(model=str(directory), **(usual | options)), partial(load_rig, paged=paged))
-        stepper.open()
-        tables.append(Table(stepper))
-        return tables[-1]
+        return Exl2Stepper(Exl2Config(model=str(directory), **(usual | options)), partial(load_rig, paged=paged))
 
-    yield make
-    for table in tables:
-        table.leave()
-        table.stepper.close()
-
-
-@pytest.fixture
-def table(make_table: Callable[..., Table]) -> Table:
-    return make_table()
-
-
-@pytest.fixture(scope="session")
-def share(request: pytest.FixtureRequest) -> Callable[[int], int]:
-    """`share(200)`: how many of 200 trials to run, at least 2."""
-    part: float = request.config.getoption("--stress-share", default=1.0)
-    return lambda trials: max(2, round(trials * part))
+    with tables(new_stepper) as make:
+        yield make

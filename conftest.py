@@ -1,10 +1,12 @@
-"""Options and fixtures of every room."""
+"""Options and fixtures of every room, and of the plugins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
+
+pytest.register_assert_rewrite("plugins.exllama_common.tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
