@@ -6,7 +6,16 @@ import threading
 
 import pytest
 
-from tokenflow.api import EngineInfo, InvalidRequest, StepLoop, TokenLogprob, Vocabulary, VocabularyEngine
+from tokenflow.api import (
+    BYTE_TOKEN,
+    GPT2_BYTES,
+    EngineInfo,
+    InvalidRequest,
+    StepLoop,
+    TokenLogprob,
+    Vocabulary,
+    VocabularyEngine,
+)
 from tokenflow.api.vocabulary import SHORT_TEXT
 from tokenflow.testing.steppers import PlainStepper
 
@@ -104,3 +113,11 @@ async def test_an_engine_reads_long_texts_in_a_thread() -> None:
     assert short == threading.get_ident() != long
     assert await engine.tokenize("<|end|>", special=True) == [END]
     assert await engine.detokenize([END]) == "<|end|>"
+
+
+def test_the_two_spellings_of_bytes() -> None:
+    assert sorted(GPT2_BYTES.values()) == list(range(256))
+    assert bytes(GPT2_BYTES[char] for char in "Ġaé") == b" a\xe9"
+    found = BYTE_TOKEN.fullmatch("<0x0A>")
+    assert found is not None and found[1] == "0A"
+    assert BYTE_TOKEN.fullmatch("<0x0A> ") is None

@@ -8,7 +8,7 @@ from tokenflow.api.loop import Sequence, Step, StepLoop, Stepper
 from tokenflow.api.models import ModelSource, cache_dir
 from tokenflow.api.send import Send
 from tokenflow.api.sink import Exposition, MetricsSink, Sink
-from tokenflow.api.vocabulary import Vocabulary, VocabularyEngine
+from tokenflow.api.vocabulary import BYTE_TOKEN, GPT2_BYTES, Vocabulary, VocabularyEngine
 from tokenflow.core.lifecycle import (
     Admitted,
     Ended,
@@ -42,6 +42,8 @@ from tokenflow.errors import ContextLengthExceeded, EngineClosed, EngineError, E
 
 __all__ = [
     "API_VERSION",
+    "BYTE_TOKEN",
+    "GPT2_BYTES",
     "TBT_BUCKETS_S",
     "TTFT_BUCKETS_S",
     "TTLT_BUCKETS_S",

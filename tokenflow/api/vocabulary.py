@@ -6,6 +6,7 @@ read.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 
@@ -17,6 +18,18 @@ from tokenflow.api.loop import StepLoop
 from tokenflow.core.types import EngineInfo, TokenLogprob
 from tokenflow.errors import InvalidRequest
 
+
+def _gpt2_bytes() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+GPT2_BYTES = _gpt2_bytes()
+"""GPT-2's alphabet, in which byte-level tokens are spelled: each byte as a printable character (`bytes_to_unicode` in
+its encoder.py)."""
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""How SentencePiece spells a token that is a single byte."""
 SHORT_TEXT = 500
 """Characters. Half a millisecond: about what a way to a thread and back costs under load. Longer texts go there."""
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
-from tokenflow.api import Vocabulary
+from tokenflow.api import BYTE_TOKEN, GPT2_BYTES, Vocabulary
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTROL_LIKE = re.compile(r"<\|.*\|>")
 
 
@@ -74,23 +73,13 @@ def _reader(spelling: dict[str, Any], special: bool) -> Tokenizer:
     return reader
 
 
-def _gpt2_bytes() -> dict[str, int]:
-    """GPT-2's alphabet: each byte as a printable character (`bytes_to_unicode` in its encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_GPT2_BYTES = _gpt2_bytes()
-
-
 def _byte_level(token: str) -> bytes:
-    return bytes(_GPT2_BYTES[char] for char in token) if set(token) <= _GPT2_BYTES.keys() else token.encode()
+    return bytes(GPT2_BYTES[char] for char in token) if set(token) <= GPT2_BYTES.keys() else token.encode()
 
 
 def _byte_fallback(token: str) -> bytes:
     """SentencePiece's spelling: single bytes as `<0x0A>`, a space as U+2581."""
-    if match := _BYTE_TOKEN.fullmatch(token):
+    if match := BYTE_TOKEN.fullmatch(token):
         return bytes([int(match[1], 16)])
     return token.replace("\u2581", " ").encode()
 

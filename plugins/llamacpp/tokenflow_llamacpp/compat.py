@@ -14,6 +14,8 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
+from tokenflow.api import BYTE_TOKEN, GPT2_BYTES
+
 # llama.cpp has one log for the process, so there is one place it is kept: the last error lines, each with the thread
 # that was in llama.cpp, so that two engines that load at once don't read each other's.
 _ERROR_LEVEL = 4
@@ -98,19 +100,6 @@ def get(owner: Any, name: str) -> Any:
     return value() if callable(value) else value
 
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _gpt2_bytes() -> dict[str, int]:
-    """GPT-2's alphabet: each byte as a printable character (`bytes_to_unicode` in its encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_GPT2_BYTES = _gpt2_bytes()
-
-
 def token_bytes(vocab: Any, token: int) -> bytes:
     """A token's exact bytes, control tokens included.
 
@@ -123,7 +112,7 @@ def token_bytes(vocab: Any, token: int) -> bytes:
     if "\ufffd" not in piece:
         return piece.encode()
     spelling: str = vocab.get_text(token)
-    if match := _BYTE_TOKEN.fullmatch(spelling):
+    if match := BYTE_TOKEN.fullmatch(spelling):
         return bytes([int(match[1], 16)])
-    raw = bytes(_GPT2_BYTES.get(char, 0) for char in spelling)
+    raw = bytes(GPT2_BYTES.get(char, 0) for char in spelling)
     return raw if raw.decode(errors="replace") == piece else piece.encode()
