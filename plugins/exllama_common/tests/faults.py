@@ -38,7 +38,7 @@ def fail_once(table: Table) -> list[int]:
             failures.append(len(ids))
             fail()
 
-    table.model.before = before
+    table.model.before, table.steps_may_fail = before, True
     return failures
 
 
@@ -82,6 +82,10 @@ class FailingSteps:
 
 class Faults:
     """Of the whole batch. A subclass is made in each plugin's tests, which have a `make_table`."""
+
+    @pytest.fixture(autouse=True)
+    def steps_may_fail(self, table: Table) -> None:
+        table.steps_may_fail = True
 
     def test_a_step_that_fails_once(self, table: Table) -> None:
         """Everybody begins again from what they said, and says the same as ever."""

@@ -70,7 +70,6 @@ def test_going_back_over_the_end_of_a_page(table: Table, before: int) -> None:
     sampling = Sampling(temperature=0, banned_strings=(text[at : at + 12],))
     alone = table.alone(prompt, 40, sampling=sampling)
     assert alone.data != plain.data
-    table.batch.start_over = None  # it would mend what is looked for
     plainly, released, beside = (table.seat(prompt, 40, sampling=each) for each in (GREEDY, sampling, sampling))
     table.play(plainly, tokens=10)  # its page is full, and has its name
     while not released.ended:
