@@ -26,6 +26,7 @@ CONFIG = """
 [server]
 name = "tf"
 drain_s = 0.0
+max_connections = 100000
 
 [limits]
 max_waiting = 100000
