@@ -130,6 +130,11 @@ class Send(trio.abc.SendChannel[Event]):
         self.most = most
         self._set_limit()
 
+    def let_go(self) -> None:
+        """The stream has ended, and is not told of anything any more: so it is freed once nobody else has it."""
+        self.closed = True
+        self._on_event = _ignore
+
     def _credit(self) -> int:
         limit = self.sent if self.paused else self._accepted + self._window
         return limit if self.most is None else max(self.sent, min(limit, self.most))
@@ -143,3 +148,7 @@ class Send(trio.abc.SendChannel[Event]):
             self._listener(limit)
         if self._room and not self.stalled:
             self._room.unpark_all()
+
+
+def _ignore(event: Event) -> None:
+    pass

@@ -16,7 +16,7 @@ Pure: waking a reader, granting credit and telling of growth are callbacks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tokenflow.errors import ResumeWindowLost
 
@@ -158,9 +158,10 @@ class ReplayLog(Generic[E]):
         return count
 
     def clear(self) -> None:
-        """Drop everything: nothing that was in it will be accepted any more."""
+        """Drop everything: nothing that was in it will be accepted any more, and nobody is told."""
         self.accepted = self.head
         self._drop(len(self._records))
+        self._on_accept = self._on_read = _ignore
 
     def _drop(self, count: int) -> None:
         if count <= 0:
@@ -239,4 +240,9 @@ class Cursor(Generic[E]):
         """Leave. What it had accepted stays accepted. Repeatable."""
         if self in self._log._readers:
             self._log._readers.remove(self)
+            self.wake = _ignore
             self._log._passed()
+
+
+def _ignore(record: Record[Any]) -> None:
+    pass

@@ -73,14 +73,20 @@ def create_app(service: Service, traffic: Traffic | None = None) -> QuartTrio:
 async def _refuse(error: TokenflowError) -> Response:
     response = refusal(error)
     log.info("%s %s %s: %d %s", request.method, request.path, g.get("key", "-"), response.status_code, error.code)
-    error.__traceback__ = None  # a stream's error is kept with its log: not the frames of this request too
+    _without_frames(error)  # a stream's error is kept with its log: not the frames of this request too
     return response
 
 
 async def _refuse_http(traffic: Traffic, error: HTTPException) -> Response:
     if error.code in BODY_REASONS:
         traffic.refused[BODY_REASONS[error.code]] += 1
+    _without_frames(error)
     return http_refusal(error)
+
+
+def _without_frames(error: Exception) -> None:
+    """Let go of where it came from: the request has its error and the error its frames, and those the request."""
+    error.__traceback__ = error.__context__ = None
 
 
 async def _refuse_codings() -> None:

@@ -12,6 +12,7 @@ like mean nothing here, so credentials are never allowed.
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from urllib.parse import urlsplit
 
 from werkzeug.datastructures import Headers
@@ -34,7 +35,7 @@ class Pages:
     """
 
     def __init__(self, config: HttpConfig, *, open_to_all: bool) -> None:
-        self._hosts = frozenset(host.lower() for host in config.hosts)
+        self._is_ours = lru_cache(maxsize=256)(partial(_is_of, frozenset(host.lower() for host in config.hosts)))
         self._origins = frozenset(config.cors_origins)
         self._open_to_all = open_to_all
 
@@ -86,10 +87,14 @@ class Pages:
     def _may_read(self, origin: str) -> bool:
         return origin in self._origins or "*" in self._origins
 
-    def _is_ours(self, url: str) -> bool:
-        """By the name alone, never by whether `Origin` and `Host` are the same: those of a rebound name are."""
-        try:
-            name = urlsplit(url).hostname or ""
-        except ValueError:
-            return False
-        return is_loopback(name) or name in self._hosts
+
+def _is_of(hosts: frozenset[str], url: str) -> bool:
+    """Whether `url` is this machine's, or one of `hosts`.
+
+    By the name alone, never by whether `Origin` and `Host` are the same: those of a rebound name are.
+    """
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return is_loopback(name) or name in hosts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +11,7 @@ from quart import Response, request
 from tokenflow.core.types import Delta, FinishReason, GenerationRequest, Message, Usage
 from tokenflow.dialects import named, openai_chat, openai_completions, small
 from tokenflow.http.answers import answer
-from tokenflow.http.connection import hold
+from tokenflow.http.connection import at_end
 from tokenflow.http.events import HEADERS, Encoder, EventBody
 from tokenflow.http.transport import direct
 from tokenflow.service.reader import StreamReader
@@ -73,7 +72,7 @@ DIALECTS = {
 
 def as_events(service: Service, stream: Stream, reader: StreamReader, dialect: Dialect, *, ids: bool) -> Response:
     """`stream` from where `reader` is, as server-sent events. The reader leaves with the request."""
-    hold(closing(reader))
+    at_end(reader.close)
     identity, asked = stream.identity, stream.asked
     encoder = dialect.encoder(identity.id, identity.model, stream.created, asked.include_usage, asked.choices)
     body = EventBody(
@@ -88,7 +87,7 @@ def as_events(service: Service, stream: Stream, reader: StreamReader, dialect: D
 
 async def as_body(stream: Stream, reader: StreamReader, dialect: Dialect) -> Response:
     """`stream` read to its end, as one body. Raises the error that it ended with."""
-    hold(closing(reader))
+    at_end(reader.close)
     identity, whole = stream.identity, Whole(stream.asked)
     await whole.read(reader)
     body = dialect.complete(

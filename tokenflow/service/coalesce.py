@@ -25,15 +25,15 @@ class Coalescer:
         self._held: dict[int, tuple[Delta, int]] = {}
         self._first = trio.Event()
 
-    def add(self, source: int, delta: Delta, events: int) -> None:
-        if source in self._held:
-            old, count = self._held[source]
+    def add(self, source: int, delta: Delta) -> None:
+        held = self._held.get(source)
+        if held is None:
+            self._held[source] = (delta, 1)
+            self._first.set()
+        else:
+            old, events = held
             delta = Delta(old.text + delta.text, old.tokens + delta.tokens, old.logprobs + delta.logprobs)
-            events += count
-        joined = source in self._held
-        self._held[source] = (delta, events)
-        self._first.set()
-        if joined:
+            self._held[source] = (delta, events + 1)
             self._merged(source)
 
     def flush(self) -> None:

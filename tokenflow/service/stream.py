@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 import trio
 
@@ -45,7 +46,7 @@ from tokenflow.service.account import Account, By, Emit, Outcome, StreamIdentity
 from tokenflow.service.coalesce import Coalescer
 from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, Failed, StreamEvent
-from tokenflow.service.watch import Watch, Watched
+from tokenflow.service.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,43 @@ class Stream:
         QueueFull: there is no place to wait. Nothing has happened then.
     """
 
+    __slots__ = (
+        "_account",
+        "_admission",
+        "_admitted_at",
+        "_away",
+        "_called_off",
+        "_cancel",
+        "_cancel_error",
+        "_coalescer",
+        "_deadline",
+        "_ended_as",
+        "_forgotten",
+        "_held_by_client",
+        "_host",
+        "_log",
+        "_logged",
+        "_logs",
+        "_messages",
+        "_offsets",
+        "_readers",
+        "_reasons",
+        "_scope",
+        "_sends",
+        "_sequences",
+        "_slots_held",
+        "_ticket",
+        "_unread",
+        "_untold",
+        "_watch",
+        "asked",
+        "attendance",
+        "created",
+        "identity",
+        "idle_since",
+        "known",
+    )
+
     def __init__(
         self,
         identity: StreamIdentity,
@@ -118,18 +156,17 @@ class Stream:
         self._deadline = Deadline(settings.timeouts, now)
         self._scope = trio.CancelScope()
         self._called_off = False  # what the scope's own property says, which asks the clock
+        self.known = inf  # the watch's
         self._watch = watch
-        self._watched = Watched(self._deadline.at, self._call_off)
-        watch.look_at(self._watched)
+        watch.look_at(self)
         self.attendance = settings.attendance
         self._logs = logs
         self._log: ReplayLog[StreamEvent] = logs.new(self._accept, on_read=self._read, keep=settings.kept)
         share = max(1, settings.window // len(sequences))
         self._sends = [Send(partial(self._on_event, i), window=share) for i in range(len(sequences))]
         self._messages = readers
-        add = self._append_read if any(readers) else self._append
-        self._coalescer = Coalescer(add, self._merged, settings.coalesce_s) if settings.coalesce_s else None
-        self._add = add if self._coalescer is None else self._coalescer.add
+        span_s = settings.coalesce_s
+        self._coalescer = Coalescer(self._append_read, self._merged, span_s) if span_s else None
         self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
@@ -364,7 +401,7 @@ class Stream:
             self._ticket.leave()
             self._ended_as, end = self._end(failure)
             phase = self._deadline.done()
-            self._watch.forget(self._watched)
+            self._watch.forget(self)
             self._log.seal(end)
             until = self.attendance.retention_s or 0.0
             self._logs.ended(self._log, trio.current_time() + until, self._forgotten.set)
@@ -387,6 +424,8 @@ class Stream:
                 await self._unread.wait()
         finally:
             self._logs.forget(self._log)
+            for send in self._sends:
+                send.let_go()
 
     def _forget_what_was_asked(self) -> None:
         """An ended stream is kept for what it said: prompts may be a hundred times that."""
@@ -412,6 +451,7 @@ class Stream:
         """How it ended, and the record that says so."""
         if self._coalescer is not None:
             self._coalescer.flush()
+            self._coalescer = None
         self._finish_messages()
         reasons = tuple(reason or "cancelled" for reason in self._reasons)
         ended = Ended(reasons, self._account.usage, sum(self._untold))
@@ -469,11 +509,15 @@ class Stream:
             if self._untold[index]:
                 delta = Delta(delta.text, delta.tokens + self._untold[index], delta.logprobs)
                 self._untold[index] = 0
-            self._add(index, delta, 1)
+            if self._coalescer is None:
+                self._append_read(index, delta, 1)
+            else:
+                self._coalescer.add(index, delta)
         stalled = self._sends[index].stalled and self._stalled
         if self._in_time(now):
             self._deadline.token(now, stalled=stalled)
-            self._set_deadline()
+            if self._deadline.at < self.known:
+                self._watch.look_at(self)
         if stalled:
             self._note_idleness(now)
 
@@ -482,6 +526,7 @@ class Stream:
         self._sends[index].accept(1)
 
     def _append(self, index: int, delta: Delta, events: int) -> None:
+        """Append `delta`, which is what `events` of the engine's have come to."""
         self._logged += events
         if delta.logprobs:
             delta = replace(delta, offset=self._offsets[index])
@@ -546,18 +591,23 @@ class Stream:
     def _move_deadline(self, change: Callable[[float], None], now: float) -> None:
         if self._in_time(now):
             change(now)
-            self._set_deadline()
+            if self._deadline.at < self.known:
+                self._watch.look_at(self)
 
     def _in_time(self, now: float) -> bool:
         """No deadline has passed: an event beside one that has must not rename it."""
-        if now >= self._watched.at:
+        if now >= self._deadline.at:
             self._call_off()
         return not self._called_off
 
-    def _set_deadline(self) -> None:
-        at = self._watched.at = self._deadline.at
-        if at < self._watched.known:
-            self._watch.look_at(self._watched)
+    @property
+    def due(self) -> float:
+        """As `Watch` asks it."""
+        return self._deadline.at
+
+    def pass_due(self) -> None:
+        """As `Watch` tells it."""
+        self._call_off()
 
 
 def _as_ours(failure: Exception) -> TokenflowError:

@@ -6,32 +6,30 @@ all moves here are to later, so they are not told: the watch looks again when th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
+from typing import Protocol
 
 import trio
 
 
-class Watched:
-    """One deadline. `at` may be set freely to later; `Watch.look_at` must hear of one that is earlier than `known`.
+class Watched(Protocol):
+    """Whatever has a deadline."""
 
-    Args:
-        on_passed: called when `at` has come.
-    """
+    @property
+    def due(self) -> float:
+        """When it passes; infinite: never. It may move later freely; of an earlier one `look_at` must hear."""
 
-    __slots__ = ("at", "known", "on_passed")
+    known: float
+    """When the watch will look next; infinite while it does not. The watch's own."""
 
-    def __init__(self, at: float, on_passed: Callable[[], None]) -> None:
-        self.at = at
-        self.known = inf
-        """When the watch will look next."""
-        self.on_passed = on_passed
+    def pass_due(self) -> None:
+        """Called when the deadline has passed."""
 
 
 class Watch:
-    """Calls `on_passed` of every deadline whose time has come, on Trio's clock."""
+    """Calls `pass_due` of everything whose time has come, on Trio's clock."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Watched]] = []  # some entries are stale: their time is not what is `known`
@@ -39,25 +37,22 @@ class Watch:
         self._stale = 0
         self._bell = trio.Event()
 
-    def look_at(self, deadline: Watched) -> None:
-        """Watch it from now on; to be called again where `at` becomes earlier than what is `known`."""
-        self._drop_entry(deadline)
-        if deadline.at == inf:
+    def look_at(self, watched: Watched) -> None:
+        """Watch it from now on; to be called again where `due` becomes earlier than what is `known`."""
+        self.forget(watched)
+        due = watched.due
+        if due == inf:
             return
-        deadline.known = deadline.at
-        heappush(self._heap, (deadline.at, next(self._number), deadline))
-        if self._heap[0][2] is deadline:
+        watched.known = due
+        heappush(self._heap, (due, next(self._number), watched))
+        if self._heap[0][2] is watched:
             self._bell.set()
 
-    def forget(self, deadline: Watched) -> None:
-        """It passes no more."""
-        deadline.at = inf
-        self._drop_entry(deadline)
-
-    def _drop_entry(self, deadline: Watched) -> None:
-        if deadline.known == inf:
+    def forget(self, watched: Watched) -> None:
+        """Watch it no more. Repeatable."""
+        if watched.known == inf:
             return
-        deadline.known = inf
+        watched.known = inf
         self._stale += 1
         if 2 * self._stale > len(self._heap):  # a heap cannot be taken from in the middle, but it can be swept
             self._heap = [entry for entry in self._heap if entry[0] == entry[2].known]
@@ -72,12 +67,12 @@ class Watch:
                 await self._bell.wait()
             now = trio.current_time()
             while self._heap and self._heap[0][0] <= now:
-                known, _, deadline = heappop(self._heap)
-                if known != deadline.known:
+                known, _, watched = heappop(self._heap)
+                if known != watched.known:
                     self._stale -= 1
                     continue
-                deadline.known = inf
-                if deadline.at <= now:
-                    deadline.on_passed()
+                watched.known = inf
+                if watched.due <= now:
+                    watched.pass_due()
                 else:
-                    self.look_at(deadline)
+                    self.look_at(watched)

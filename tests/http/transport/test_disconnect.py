@@ -4,6 +4,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tokenflow.http.transport import when_left
+
 START = {"type": "http.response.start", "status": 200, "headers": []}
 CHUNK = {"type": "http.response.body", "body": b"x", "more_body": True}
 HOW = pytest.mark.parametrize("how", ["close", "half-close", "reset"])
@@ -160,3 +162,41 @@ async def test_the_tasks_end(serving, connect, nursery):
     await client.leave("reset")
     await wait_all_tasks_blocked(0.02)
     assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+@HOW
+async def test_who_asked_is_called_when_the_client_leaves(serving, connect, how):
+    called, asked = trio.Event(), trio.Event()
+
+    async def handler(scope, receive, send):
+        when_left(scope, called.set)
+        asked.set()
+        await trio.sleep_forever()
+
+    client = await connect(await serving(handler))
+    await client.get()
+    await asked.wait()
+    await wait_all_tasks_blocked(0.01)
+    assert not called.is_set()
+    await client.leave(how)
+    with trio.fail_after(5):
+        await called.wait()
+
+
+async def test_who_asks_too_late_is_called_at_once(serving, connect):
+    called, begun, left = trio.Event(), trio.Event(), trio.Event()
+
+    async def handler(scope, receive, send):
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        when_left(scope, called.set)
+        assert called.is_set()
+        left.set()
+
+    client = await connect(await serving(handler))
+    await client.get()
+    await begun.wait()
+    await client.leave("close")
+    with trio.fail_after(5):
+        await left.wait()

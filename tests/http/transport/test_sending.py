@@ -160,3 +160,36 @@ async def test_a_loop_of_sends_lets_others_run(serving, connect):
     await client.get()
     assert (await client.response())[1] == b"x" * 16
     assert done.is_set()
+
+
+async def test_the_head_goes_out_with_the_first_piece_of_the_body(connect_small):
+    """Stock sends two packets."""
+    begun, go = trio.Event(), trio.Event()
+
+    async def handler(scope, receive, send):
+        await send(START)
+        begun.set()
+        await go.wait()
+        await send(body(b"first"))
+        await trio.sleep_forever()
+
+    client = await connect_small(handler)
+    await client.get()
+    await begun.wait()
+    go.set()
+    with trio.fail_after(5):
+        packet = await client.stream.receive_some()
+    assert packet.startswith(b"HTTP/1.1 200") and packet.endswith(b"5\r\nfirst\r\n")
+
+
+async def test_an_empty_piece_sends_the_head_alone(connect_small):
+    async def handler(scope, receive, send):
+        await send(START)
+        await send(body(b""))
+        await trio.sleep_forever()
+
+    client = await connect_small(handler)
+    await client.get()
+    with trio.fail_after(5):
+        packet = await client.stream.receive_some()
+    assert packet.startswith(b"HTTP/1.1 200") and packet.endswith(b"\r\n\r\n")

@@ -8,7 +8,7 @@ overrides that one method and puts an `AppChannel` between the two sides:
 * `send` raises `ClientDisconnected` once the client has left. Hypercorn returns silently and without a checkpoint, so
   that an application which sends in a loop freezes the process.
 * `Direct`, an extension in the scope, is `send` without the wait: for whoever has a token and is not the application's
-  own task.
+  own task. `when_left`, another, is `receive` without a task that waits for the disconnect.
 """
 
 import json
@@ -51,17 +51,41 @@ class Direct(Protocol):
         """Return when the kernel has what was held. Raises ClientDisconnected."""
 
 
-_EXTENSION = "tokenflow.direct"
+_EXTENSION = "tokenflow"
 
 
 def direct(scope: Any) -> Direct | None:
     """How the client of this ASGI scope is written to directly, where the server offers it."""
-    offered: Direct | None = scope["extensions"].get(_EXTENSION, {}).get("send")
+    offered: Direct | None = scope["extensions"].get(_EXTENSION, {}).get("direct")
     return offered
+
+
+def when_left(scope: Any, do: Callable[[], object]) -> None:
+    """Call `do` at once, from whichever task sees it, when the client has left or its response has ended.
+
+    It must not block. Where the server does not offer it nothing is called: `receive` tells of the disconnect too.
+    """
+    offered = scope["extensions"].get(_EXTENSION)
+    if offered is not None:
+        offered["when_left"](do)
 
 
 class AppChannel:
     """Both directions between the protocol and one application call."""
+
+    __slots__ = (
+        "_app_send",
+        "_bell",
+        "_disconnect",
+        "_flush",
+        "_inbox",
+        "_inbox_limit",
+        "_is_http",
+        "_response_started",
+        "_sends",
+        "_watch_hangup",
+        "_when_left",
+    )
 
     def __init__(
         self,
@@ -69,55 +93,82 @@ class AppChannel:
         app_send: Callable[[ASGISendEvent | None], Awaitable[None]],
         inbox_limit: int,
         watch_hangup: Callable[[], Awaitable[None]],
+        flush: Callable[[], Awaitable[None]],
     ) -> None:
         self._is_http = scope["type"] == "http"
         self._app_send = app_send
         self._inbox_limit = inbox_limit
         self._watch_hangup = watch_hangup
+        self._flush = flush
         self._inbox: list[ASGIReceiveEvent] = []  # short: an empty deque is ten times as large
-        self._changed = trio.lowlevel.ParkingLot()
+        self._bell: trio.Event | None = None  # while somebody waits for the inbox to change
         self._disconnect: ASGIReceiveEvent | None = None
+        self._when_left: Callable[[], object] | None = None
         self._response_started = False
         self._sends = 0
 
     async def put(self, event: ASGIReceiveEvent) -> None:
         """Called by the protocol. Waits while the inbox is full; never waits to say that the client has left."""
         if event["type"] in ("http.disconnect", "websocket.disconnect"):
-            self._disconnect = event
-        else:
-            if len(self._inbox) >= self._inbox_limit:
-                await self._wait_for_room()
-            if self._disconnect is not None:
-                return
+            self._leave(event)
+            return
+        if len(self._inbox) >= self._inbox_limit:
+            await self._wait_for_room()
+        if self._disconnect is None:
             self._inbox.append(event)
-        self._changed.unpark_all()
+            self._ring()
 
     def disconnect(self) -> None:
         """The connection is gone, whether or not the protocol says so."""
         if self._disconnect is None:
-            self._disconnect = (
+            self._leave(
                 {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": 1006}
             )
-            self._changed.unpark_all()
+
+    def _leave(self, event: ASGIReceiveEvent) -> None:
+        self._disconnect = event
+        self._ring()
+        if self._when_left is not None:
+            do, self._when_left = self._when_left, None
+            do()
+
+    def when_left(self, do: Callable[[], object]) -> None:
+        """As in the function of that name."""
+        if self._disconnect is None:
+            self._when_left = do
+        else:
+            do()
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            self._bell.set()
+            self._bell = None
+
+    async def _change(self) -> None:
+        """Wait until the inbox changes."""
+        if self._bell is None:
+            self._bell = trio.Event()
+        await self._bell.wait()
 
     async def _wait_for_room(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_hangup)
             while len(self._inbox) >= self._inbox_limit and self._disconnect is None:
-                await self._changed.park()
+                await self._change()
             nursery.cancel_scope.cancel()
 
     async def receive(self) -> ASGIReceiveEvent:
-        await trio.lowlevel.checkpoint()
+        """The next event. No checkpoint for a message that is there: there are not many."""
         while True:
             # WebSocket messages sent before the close are still wanted; half a request body is not.
             if self._disconnect is not None and (self._is_http or not self._inbox):
+                await trio.lowlevel.checkpoint()
                 return self._disconnect
             if self._inbox:
                 event = self._inbox.pop(0)
-                self._changed.unpark_all()
+                self._ring()
                 return event
-            await self._changed.park()
+            await self._change()
 
     async def send(self, message: ASGISendEvent) -> None:
         # The checkpoint comes first: cancelled here, nothing of the message is on the wire.
@@ -128,6 +179,8 @@ class AppChannel:
             raise ClientDisconnected(f"{message['type']} after the client had left or the response had ended")
         self._response_started |= message["type"] == "http.response.start"
         await self._app_send(message)
+        if message["type"] == "http.response.body" and message.get("more_body") and not message.get("body"):
+            await self._flush()  # what an empty piece is sent for: the head is to go out before the body begins
 
     async def run(self, app: AppWrapper, config: Config, scope: Scope) -> None:
         """Run the application and, when it ends without having ended its response, do that."""
@@ -141,6 +194,11 @@ class AppChannel:
                 await self._send_failure()
         with suppress(ClientDisconnected):
             await self._app_send(None)
+
+    def close(self) -> None:
+        """The application has ended: let go of the protocol, so that neither keeps the other."""
+        self._app_send = _dropped
+        self._when_left = None
 
     async def _send_failure(self) -> None:
         if not self._is_http or self._response_started or self._disconnect is not None:
@@ -168,9 +226,9 @@ class AppTasks(TaskGroup):
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
         assert scope["type"] != "lifespan"
+        channel = AppChannel(scope, send, config.max_app_queue_size, self._watch_hangup, self._direct.flush)
         extensions: Any = scope["extensions"]
-        extensions[_EXTENSION] = {"send": self._direct}
-        channel = AppChannel(scope, send, config.max_app_queue_size, self._watch_hangup)
+        extensions[_EXTENSION] = {"direct": self._direct, "when_left": channel.when_left}
         self._channels.add(channel)
         super().spawn(self._run_app, channel, app, config, scope)
         return channel.put
@@ -180,15 +238,20 @@ class AppTasks(TaskGroup):
             await channel.run(app, config, scope)
         finally:
             self._channels.discard(channel)
+            channel.close()
 
     def disconnect(self) -> None:
         """Tell every application that the client has left. Hypercorn's streams forget to, after some errors."""
-        for channel in self._channels:
+        for channel in tuple(self._channels):
             channel.disconnect()
 
     def spawn(self, func: Callable[..., Awaitable[None]], *args: Any) -> None:
         # A lost client must not cancel the other tasks: the applications are told by a disconnect.
         super().spawn(_until_disconnected, func, *args)
+
+
+async def _dropped(message: ASGISendEvent | None) -> None:
+    pass
 
 
 async def _until_disconnected(func: Callable[..., Awaitable[None]], *args: Any) -> None:

@@ -25,7 +25,7 @@ from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError
-from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.tcp_server import MAX_RECV
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState, LifespanState
 from hypercorn.utils import parse_socket_addr
@@ -83,9 +83,33 @@ class CorrectedProtocolWrapper(ProtocolWrapper):
                 await self.protocol.handle(RawData(error.data))
 
 
-class Connection(TCPServer):
+class Connection:
     """One client's connection. `run` returns when it is closed and every application on it has ended."""
 
+    __slots__ = (
+        "_finished",
+        "_fresh",
+        "_h11",
+        "_idle",
+        "_in_head",
+        "_limits",
+        "_peer",
+        "_reading",
+        "_sock",
+        "_stall_s",
+        "_state",
+        "_stream",
+        "_task_group",
+        "_tls",
+        "_traffic",
+        "_writer",
+        "app",
+        "config",
+        "context",
+        "protocol",
+    )
+
+    protocol: CorrectedProtocolWrapper
     _task_group: AppTasks
 
     def __init__(
@@ -101,7 +125,11 @@ class Connection(TCPServer):
         limits: Limits,
         traffic: Traffic,
     ) -> None:
-        super().__init__(app, config, context, state, stream)  # type: ignore[arg-type]  # typed as TLS only
+        self.app = app
+        self.config = config
+        self.context = context
+        self._state = state
+        self._stream = stream
         self._sock = sock
         self._tls = isinstance(stream, trio.SSLStream)
         self._writer = Writer(sock, stream if isinstance(stream, trio.SSLStream) else None, stall_s)
@@ -137,7 +165,7 @@ class Connection(TCPServer):
                 self.config,
                 self.context,
                 self._task_group,
-                ConnectionState(self.state),
+                ConnectionState(self._state),
                 self._tls,
                 self._peer,
                 parse_socket_addr(self._sock.family, self._sock.getsockname()),
@@ -160,17 +188,19 @@ class Connection(TCPServer):
                         await self._refuse_late_head()
             finally:
                 await self._leave()  # also cancelled: who waits in a shield for the client waits for this
+        self._h11 = None
+        del self.protocol, self._task_group  # each has this in it, and would keep it and be kept
 
     async def _handshake(self) -> str | None:
-        if not isinstance(self.stream, trio.SSLStream):
+        if not isinstance(self._stream, trio.SSLStream):
             return "http/1.1"
         with trio.fail_after(self.config.ssl_handshake_timeout):
-            await self.stream.do_handshake()
-        protocol: str | None = self.stream.selected_alpn_protocol()
+            await self._stream.do_handshake()
+        protocol: str | None = self._stream.selected_alpn_protocol()
         return protocol
 
     async def _read_data(self) -> None:
-        while data := await self.stream.receive_some(MAX_RECV):
+        while data := await self._stream.receive_some(MAX_RECV):
             if not self._finished:
                 await self.protocol.handle(RawData(bytes(data)))
                 self._watch_head()
@@ -296,7 +326,8 @@ class Connection(TCPServer):
             return False
 
     async def flush(self) -> None:
-        await self._sent(self._writer.flush())
+        head = b"" if self._h11 is None else self._h11.take_head()
+        await self._sent(self._writer.write(head) if head else self._writer.flush())
 
 
 def _has_bytes(sock: socket.socket) -> bool:

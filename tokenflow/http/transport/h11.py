@@ -6,7 +6,6 @@ in a task of its own, when the response has ended.
 """
 
 import re
-from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -61,15 +60,17 @@ class CorrectedH11Protocol(H11Protocol):
         self._limits = limits
         self._traffic = traffic
         self.can_read = _PauseInsteadOfParking()
-        self._parsing = trio.Lock()  # the reader and the task that takes up held bytes
+        self._parsing: trio.Event | None = None  # set when the reader, or the task that takes up held bytes, is done
         self._is_head = False
+        self._head = b""  # of a response: it goes out with the first piece of the body
+        self._without_end = False  # the response begun has no end in sight
         self.open_ended = False
         """In the middle of a response whose pieces have no end in sight."""
         self._closed = False
 
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
-            self._closed, self.open_ended = True, False
+            self._closed, self.open_ended, self._without_end = True, False, False
         await super().handle(event)
         if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > self._limits.max_pipelined_bytes:
             self._traffic.refused["pipelined"] += 1
@@ -81,11 +82,18 @@ class CorrectedH11Protocol(H11Protocol):
         return self.connection.our_state is h11.IDLE and bool(self.connection.trailing_data[0])
 
     async def _handle_events(self) -> None:
-        async with self._parsing:
-            if self._closed:
-                return  # a request begun now would never hear that its client has left
-            with suppress(_Pause):
-                await super()._handle_events()
+        while self._parsing is not None:
+            await self._parsing.wait()
+        if self._closed:
+            return  # a request begun now would never hear that its client has left
+        self._parsing = done = trio.Event()
+        try:
+            await super()._handle_events()
+        except _Pause:
+            pass
+        finally:
+            self._parsing = None
+            done.set()
 
     async def _maybe_recycle(self) -> None:
         # Nothing in here may be a checkpoint: an application that ends itself on `http.disconnect`, as Quart-Trio's
@@ -150,16 +158,30 @@ class CorrectedH11Protocol(H11Protocol):
         await self.send(Closed())
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        try:
+            data = self.connection.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.connection.their_state is h11.ERROR:
+                return  # it broke off in the middle of what is being answered
+            raise
         if isinstance(event, h11.Response) and isinstance(self.connection, h11.Connection):
+            self._head = data
             # As h11 will frame it: RFC 9112 section 6.
-            self.open_ended = (
+            self._without_end = (
                 not self._is_head
                 and self.connection.their_http_version != b"1.0"
                 and all(name != b"content-length" for name, _ in event.headers)
             )
-        elif isinstance(event, h11.EndOfMessage):
-            self.open_ended = False
-        await super()._send_h11_event(event)
+            return
+        if isinstance(event, h11.EndOfMessage):
+            self._without_end = False
+        await self.send(RawData(self.take_head() + data))
+
+    def take_head(self) -> bytes:
+        """The response's head, where it has not gone out yet, for who sends it now."""
+        head, self._head = self._head, b""
+        self.open_ended = self._without_end
+        return head
 
     @property
     def has_websocket(self) -> bool:
