@@ -2,7 +2,9 @@
 
 Whatever a handler takes for its request (a stream's reader) is given back when the request is over, on every path: a
 handler that returned its response and whose client left before the first byte of the body has no `finally` that would
-run. So the clean-up hangs on the connection, synchronous and certain.
+run. So the clean-up hangs on the connection, synchronous and certain. Nor does it wait for the handler: a send is
+shielded, and one to a client that does not read, but has reset its HTTP/2 stream or closed its WebSocket, may take
+`stall_s` to fail.
 """
 
 from __future__ import annotations
@@ -19,22 +21,39 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 
 from tokenflow.http.transport import when_left
 
-_at_end: ContextVar[list[Callable[[], object]]] = ContextVar("what is to be done at the end of this request")
+
+class Ending:
+    """What is to be done when the request of the task that makes this is over, each thing once; see `at_end`."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], object]] = []
+        _ending.set(self)
+
+    def come(self) -> None:
+        """It is over, or its client has left: then whoever works for it has been cancelled. Repeatable."""
+        while self.due:
+            self.due.pop()()
+
+
+_ending: ContextVar[Ending] = ContextVar("the end of this request")
 
 
 class Connection(TrioASGIHTTPConnection):
     """Quart-Trio's, which gives back what its request held, and while it streams is one task and holds no request."""
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        at_end: list[Callable[[], object]] = []
-        _at_end.set(at_end)  # this task is the request's own
+        ending = Ending()
         try:
             with trio.CancelScope() as scope:
-                when_left(self.scope, scope.cancel)
+
+                def leave() -> None:
+                    scope.cancel()
+                    ending.come()
+
+                when_left(self.scope, leave)
                 await self._send_response(send, await self._answer(receive, send))
         finally:
-            for do in at_end:
-                do()
+            ending.come()
 
     async def _answer(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> Response | WerkzeugResponse:
         request = self._create_request_from_scope(send)
@@ -46,5 +65,5 @@ class Connection(TrioASGIHTTPConnection):
 
 
 def at_end(do: Callable[[], object]) -> None:
-    """Call `do` when the request that is being handled is over, however it ends. It must not raise."""
-    _at_end.get().append(do)
+    """Call `do` when the request that is being handled is over, however it ends. It must neither wait nor raise."""
+    _ending.get().due.append(do)

@@ -13,6 +13,7 @@ from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, WebsocketRec
 from quart.wrappers import Websocket
 from quart_trio.asgi import TrioASGIWebsocketConnection
 
+from tokenflow.http.connection import Ending
 from tokenflow.http.transport import direct
 
 SUBPROTOCOL = "tokenflow"
@@ -20,7 +21,15 @@ SUBPROTOCOL = "tokenflow"
 
 
 class WebsocketConnection(TrioASGIWebsocketConnection):
-    """Quart-Trio's, which takes an empty binary message too, and sends no signals for every frame."""
+    """Quart-Trio's, which takes an empty binary message too, sends no signals for every frame, and gives back what it
+    held."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        self._ending = Ending()
+        try:
+            await super().__call__(receive, send)
+        finally:
+            self._ending.come()
 
     async def handle_messages(self, nursery: trio.Nursery, receive: ASGIReceiveCallable) -> None:  # type: ignore[override]  # Quart-Trio's signature
         while True:
@@ -30,6 +39,7 @@ class WebsocketConnection(TrioASGIWebsocketConnection):
             elif event["type"] == "websocket.disconnect":
                 break
         nursery.cancel_scope.cancel()
+        self._ending.come()
 
     async def send_data(self, send: ASGISendCallable, data: str | bytes) -> None:
         is_text = isinstance(data, str)

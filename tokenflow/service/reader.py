@@ -98,6 +98,7 @@ class StreamReader:
                 self._at_once = None
             if self._failure is not None:
                 raise self._failure
+        await trio.lowlevel.checkpoint_if_cancelled()  # who closes it under a task's hands has cancelled that task
         return []
 
     def _wake(self, record: Record[StreamEvent]) -> None:

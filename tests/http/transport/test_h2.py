@@ -297,6 +297,30 @@ async def test_a_reset_ends_its_stream_alone(serving, connect_h2, blocked):
     assert await client.response(other) == (200, b"ok", "end")
 
 
+@pytest.mark.parametrize("last", ["a reset", "a fault"])
+async def test_who_leaves_without_reading_is_seen_at_once(serving, connect_h2, last):
+    """What is being sent to it waits for the kernel: its application hears of the leaving all the same."""
+    told = trio.Event()
+
+    async def handler(scope, receive, send):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Flood(), scope, receive, send)
+            await wait_disconnect(receive)
+            told.set()
+            nursery.cancel_scope.cancel()
+
+    client = await connect_h2(await serving(handler, send_buffer=4096), receive_buffer=4096)
+    stream_id = await client.request()
+    await wait_all_tasks_blocked(0.1)
+    if last == "a reset":
+        client.h2.reset_stream(stream_id)
+        await client.flush()
+    else:
+        await client.client.send(bytes(100))  # a DATA frame on stream 0
+    with trio.fail_after(1):
+        await told.wait()
+
+
 async def test_a_reset_in_the_same_breath_as_its_request(serving, connect_h2, caplog):
     client = await connect_h2(await serving(ok))
     for n in range(50):

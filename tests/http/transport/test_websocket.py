@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 CONTINUED, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 UPGRADE = (
@@ -328,6 +329,46 @@ async def test_a_send_after_the_client_has_left_checkpoints_and_raises(socket: A
     with trio.fail_after(1):
         await done.wait()
     assert len(outcome) == 1
+
+
+LAST_FRAMES = {
+    "a close": frame(CLOSE, close(1000)),
+    "a fault": frame(3),
+    "too much": frame(TEXT, b"x" * 1001),
+    "pings, then a half-close": frame(PING, b"p" * 100) * 100,
+}
+
+
+@pytest.mark.parametrize("last", LAST_FRAMES.values(), ids=LAST_FRAMES)
+async def test_who_leaves_without_reading_is_seen_at_once(connect_small: Any, config: Any, last: bytes) -> None:
+    """The answer cannot be sent, nor can what the application sends: it hears of the leaving all the same."""
+    config.websocket_max_message_size = 1000
+    told = trio.Event()
+
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def flood() -> None:
+                with pytest.raises(OSError):
+                    while True:
+                        await send({"type": "websocket.send", "text": "x" * 1000})
+
+            assert (await receive())["type"] == "websocket.disconnect"
+            told.set()
+
+    client = await connect_small(handler)
+    frames = Frames(client)
+    await frames.send(UPGRADE + b"\r\n")
+    await frames.head()
+    await wait_all_tasks_blocked(0.1)
+    await frames.send(last)
+    if last == LAST_FRAMES["pings, then a half-close"]:
+        await client.leave("half-close")
+    with trio.fail_after(1):
+        await told.wait()
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536])

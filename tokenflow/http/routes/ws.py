@@ -48,6 +48,7 @@ from tokenflow.errors import (
     Unauthorized,
 )
 from tokenflow.http.auth import websocket_key
+from tokenflow.http.connection import at_end
 from tokenflow.http.pages import Pages
 from tokenflow.http.transport import ClientDisconnected
 from tokenflow.http.websocket import SUBPROTOCOL, Socket
@@ -90,7 +91,9 @@ def register(app: QuartTrio, service: Service) -> None:
                 await socket.send(refused(None, exc))
                 await socket.close(BAD_KEY, exc.code)
             else:
-                await Session(service, key, socket).run(client)
+                session = Session(service, key, socket)
+                at_end(session.close)
+                await session.run(client)
         except* ClientDisconnected:
             pass
         except* Exception as group:
@@ -140,7 +143,7 @@ class Session:
         self._socket = socket
         self._names: dict[str, Generation] = {}  # by the client's id and by the stream's
         self._ended: deque[str] = deque(maxlen=4 * MAX_GENERATIONS)  # names that a frame on its way may still say
-        self._live = 0
+        self._live: set[Generation] = set()
         self._quiet = trio.Event()
 
     async def run(self, client: Websocket) -> None:
@@ -150,6 +153,11 @@ class Session:
             self._nursery.start_soon(self._leave_on_drain)
             while True:
                 await self._take(await client.receive())
+
+    def close(self) -> None:
+        """The client has left, and so has every reader, also where a frame still waits for the kernel to take it."""
+        for generation in tuple(self._live):
+            generation.reader.close()
 
     async def _leave_on_drain(self) -> None:
         await self._service.drain_begun.wait()
@@ -208,7 +216,7 @@ class Session:
         self._begin(frame.id, stream, reader, frame.after)
 
     def _check_room(self, *names: str | None) -> None:
-        if self._live >= MAX_GENERATIONS:
+        if len(self._live) >= MAX_GENERATIONS:
             raise Overloaded(
                 f"This socket has {MAX_GENERATIONS} generations, and more it cannot; open another.",
                 code="too_many_generations",
@@ -230,7 +238,7 @@ class Session:
         named = id or stream.identity.id
         generation = Generation(named, stream, reader, Encoder(named, stream.identity.id), self._socket)
         self._names[named] = self._names[stream.identity.id] = generation
-        self._live += 1
+        self._live.add(generation)
         self._nursery.start_soon(self._deliver, generation, after)
 
     async def _deliver(self, generation: Generation, after: int) -> None:
@@ -244,7 +252,7 @@ class Session:
                 await self._socket.send(generation.encoder.failure(generation.reader.n, exc))
             finally:
                 self._forget(generation)
-                self._live -= 1
+                self._live.discard(generation)
                 if not self._live:
                     self._quiet.set()
 

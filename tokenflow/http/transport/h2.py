@@ -142,14 +142,12 @@ class CorrectedH2Protocol(H2Protocol):
                 events = self.connection.receive_data(event.data)
             except ProtocolError:
                 self._traffic.refused["malformed"] += 1
-                await self._flush()
-                await self.send(Closed())
+                await self._break_off()
             else:
                 await self._handle_events(events)
         elif isinstance(event, Closed):
             self.closed = True
-            for stream_id in list(self._exchanges):
-                await self._close_stream(stream_id)
+            await self._close_streams()
 
     async def _handle_events(self, events: list[H2Event]) -> None:
         for event in events:
@@ -266,6 +264,11 @@ class CorrectedH2Protocol(H2Protocol):
     async def _be_calm(self) -> None:
         self._traffic.refused["resets"] += 1
         self.connection.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+        await self._break_off()
+
+    async def _break_off(self) -> None:
+        """Everything ends here. The applications hear of it first: the kernel may not take the last frame for long."""
+        await self._close_streams()
         await self._flush()
         await self.send(Closed())
 
@@ -335,6 +338,10 @@ class CorrectedH2Protocol(H2Protocol):
         """Nothing more comes or goes on that stream: its application hears of it."""
         await self._close_stream(stream_id)
         await self._update()
+
+    async def _close_streams(self) -> None:
+        for stream_id in list(self._exchanges):
+            await self._close_stream(stream_id)
 
     async def _close_stream(self, stream_id: int) -> None:
         # Nothing in here may be a checkpoint: see `CorrectedH11Protocol._maybe_recycle`.

@@ -4,9 +4,12 @@
 * A ping is answered or the connection ends. Hypercorn pings, and never looks for the pong.
 * A client that breaks the protocol, or sends too much, is told why in a close frame, and the application hears of it
   at once. Messages are measured in bytes, as they arrive: Hypercorn counts characters.
+* The reader never waits for a client that does not read: pongs and last words are sent by tasks of their own, and the
+  application hears of a close before the client is answered. So a client's leaving is always seen.
 * Bytes that come before the handshake's answer are a 400 that also ends the application's call.
 """
 
+from collections import deque
 from typing import Any
 
 import trio
@@ -14,11 +17,14 @@ from hypercorn.protocol.events import Body, Data, EndBody, Event, Request, Respo
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, WSStream
 from hypercorn.typing import WebsocketAcceptEvent
 from wsproto.connection import ConnectionState
-from wsproto.events import CloseConnection, Message, Ping, TextMessage
+from wsproto.events import CloseConnection, Message, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError
 
 from .asgi import error_body
 
+# That wait to be sent. A client that reads none of them has the newest ones kept (RFC 6455 section 5.5.3).
+_PONGS_MAX = 64
 _MESSAGES = {
     400: "The WebSocket handshake is not valid, or it was followed by data before it was answered.",
     403: "The WebSocket was refused.",
@@ -45,6 +51,8 @@ class CorrectedWSStream(WSStream):
         self._gone = trio.Event()
         self._parts: list[Any] = []  # of one message: all text or all bytes
         self._part_bytes = 0
+        self._pongs: deque[bytes] = deque(maxlen=_PONGS_MAX)
+        self._ponging = False
 
     async def handle(self, event: Event) -> None:
         if isinstance(event, Body | Data):
@@ -75,7 +83,7 @@ class CorrectedWSStream(WSStream):
             if isinstance(event, Message):
                 await self._gather(event)
             elif isinstance(event, Ping):
-                await self._send_wsproto_event(event.response())
+                await self._answer(event)
             elif isinstance(event, CloseConnection):
                 await self._answer_close(event)
 
@@ -92,18 +100,46 @@ class CorrectedWSStream(WSStream):
             assert self.app_put is not None
             await self.app_put({"type": "websocket.receive", **message})
 
+    async def _answer(self, ping: Ping) -> None:
+        self._pongs.append(self._framed(ping.response()))
+        if not self._ponging:
+            self._ponging = True
+            self.task_group.spawn(self._send_pongs)
+            await trio.lowlevel.cancel_shielded_checkpoint()  # the pong is before whatever answers what comes after
+
     async def _answer_close(self, event: CloseConnection) -> None:
         if self.connection.state is ConnectionState.OPEN:  # not the client's close, but wsproto's finding
             await self._close(event.code, event.reason)
-            return
-        if self.connection.state is ConnectionState.REMOTE_CLOSING:
-            await self._send_wsproto_event(event.response())
-        await self.send(StreamClosed(stream_id=self.stream_id))
+        else:
+            await self._end(event.response())
 
     async def _close(self, code: int, reason: str | None) -> None:
         """Say why, and be done: the connection ends without waiting for the client's own close frame."""
-        await self._send_wsproto_event(CloseConnection(code=code, reason=reason))
+        await self._end(CloseConnection(code=code, reason=reason))
+
+    async def _end(self, last: CloseConnection) -> None:
+        """The application hears of it at once; the client gets what is being sent, `last`, and the end."""
+        frame = self._framed(last)
+        await self.handle(StreamClosed(stream_id=self.stream_id))
+        self.task_group.spawn(self._send_end, frame)
+
+    def _framed(self, event: Pong | CloseConnection) -> bytes:
+        """Nothing, where a close frame has been sent before."""
+        try:
+            return self.connection.send(event)
+        except LocalProtocolError:
+            return b""
+
+    async def _send_end(self, last: bytes) -> None:
+        await self.send(Data(stream_id=self.stream_id, data=last))
         await self.send(StreamClosed(stream_id=self.stream_id))
+
+    async def _send_pongs(self) -> None:
+        try:
+            while self._pongs:
+                await self.send(Data(stream_id=self.stream_id, data=self._pongs.popleft()))
+        finally:
+            self._ponging = False
 
     async def _send_pings(self) -> None:
         """Ping at intervals. Any sign of life answers: a client deep in a backlog may not have come to the ping."""
