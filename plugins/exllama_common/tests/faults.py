@@ -148,7 +148,10 @@ class Faults:
 
     @pytest.mark.parametrize("prompt", [250, 1200], ids=["short", "of several steps"])
     def test_who_breaks_the_step_is_found(self, table: Table, prompt: int) -> None:
-        """The model fails whenever one of them is in its batch: that one ends, the others go on."""
+        """The model fails whenever one of them is in its batch: that one ends, the others go on.
+
+        A prompt of several steps: were it let go after the first of them, all would begin again without end.
+        """
         wanted, played = three(table, prompt=prompt)
         table.model.before = lambda what, ids: fail() if what == "decode" and breaks(played[1], ids) else None
         table.play(*played)
