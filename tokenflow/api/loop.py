@@ -26,6 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
@@ -238,7 +239,7 @@ class StepLoop:
             raise EngineClosed("The engine is not open.")
         await trio.lowlevel.checkpoint_if_cancelled()  # a fast owner would be done before a parked task learns of it
         seq = Sequence(request, send, matcher)
-        send.listen(lambda limit: self._credit(seq, limit))
+        send.listen(partial(self._credit, seq))
         self._post("add", seq)
         try:
             await seq.released.wait()

@@ -36,7 +36,7 @@ class Send(trio.abc.SendChannel[Event]):
         self.slotless = False
         """Nor a slot, for others wait for one."""
         self._listener: Callable[[int], None] | None = None
-        self._room = trio.lowlevel.ParkingLot()
+        self._room: trio.Event | None = None  # while the engine waits for some
         self.closed = False
         self.sent = 0
         """Deltas sent that became a record, so that a reader must take them: those with text or log-probabilities."""
@@ -65,17 +65,19 @@ class Send(trio.abc.SendChannel[Event]):
         No checkpoint if there is room.
         """
         while self.stalled and not self.closed:
-            await self._room.park()
+            if self._room is None:
+                self._room = trio.Event()
+            await self._room.wait()
             await trio.lowlevel.checkpoint_if_cancelled()  # woken, then cancelled: nothing is sent
 
     def send_nowait(self, event: Event) -> None:
         """Send at once; for senders that keep to `limit` by themselves."""
         if self.closed:
             raise trio.ClosedResourceError
-        if isinstance(event, Finished):
+        if isinstance(event, Delta):
+            self.sent += event.has_content
+        elif isinstance(event, Finished):
             self.closed = True
-        elif isinstance(event, Delta) and event.has_content:
-            self.sent += 1
         self._on_event(event)
 
     def listen(self, fn: Callable[[int], None] | None) -> None:
@@ -86,7 +88,7 @@ class Send(trio.abc.SendChannel[Event]):
 
     async def aclose(self) -> None:
         self.closed = True
-        self._room.unpark_all()
+        self._make_room()
         await trio.lowlevel.checkpoint()
 
     @property
@@ -146,8 +148,13 @@ class Send(trio.abc.SendChannel[Event]):
         self.limit = limit
         if self._listener is not None:
             self._listener(limit)
-        if self._room and not self.stalled:
-            self._room.unpark_all()
+        if self._room is not None and not self.stalled:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
 
 
 def _ignore(event: Event) -> None:

@@ -81,6 +81,7 @@ class ReplayLog(Generic[E]):
         self._on_grow = on_grow
         self._bounds = bounds or Bounds()
         self._records: list[Record[E]] = []
+        self._told = 0  # of `bytes`
         self._dropped = 0
         self._readers: list[Cursor[E]] = []
         self.keep = keep
@@ -110,28 +111,27 @@ class ReplayLog(Generic[E]):
     def statistics(self) -> Statistics:
         return Statistics(self.head, self.accepted, len(self._records), self.bytes, len(self._readers))
 
-    def append(self, event: E, source: int = -1, *, size: int = 0) -> int:
-        """Number `event` and hand it to whoever waits. Returns its n. `size` is its own bytes, of text mostly."""
-        return self._add(event, source, size, last=False)
-
     def seal(self, event: E) -> int:
         """Append the end; nothing can follow."""
-        return self._add(event, -1, 0, last=True)
+        return self.append(event, last=True)
 
-    def _add(self, event: E, source: int, size: int, *, last: bool) -> int:
+    def append(self, event: E, source: int = -1, *, size: int = 0, last: bool = False) -> int:
+        """Number `event` and hand it to whoever waits. Returns its n. `size` is its own bytes, of text mostly."""
         if self.sealed:
             raise RuntimeError("the log is sealed")
         n = self._dropped + len(self._records) + 1
         record = Record(n, event, source, size + RECORD_BYTES)
         self._records.append(record)
         self.sealed = last  # before waking: a reader that takes the end inline must find itself `at_end`
-        self._grow(record.size)
+        self.bytes += record.size
         for reader in tuple(self._readers):  # a copy: one that fails inline detaches, and the next must not be skipped
             reader.wake(record)
         if self.run_on and not self._readers:
             self._accept(n)
         if len(self._records) > self._bounds.records or self.bytes > self._bounds.bytes:
             self.drop_oldest()
+        if self.bytes != self._told:  # what every reader took at once has come and gone
+            self._tell()
         return n
 
     def attach(self, wake: Callable[[Record[E]], None], after: int = 0) -> Cursor[E]:
@@ -155,26 +155,28 @@ class ReplayLog(Generic[E]):
         """Drop an eighth of what is held, as far as it has been accepted; the number of records dropped."""
         count = min(len(self._records) // 8 + 1, self.accepted - self._dropped)
         self._drop(count)
+        self._tell()
         return count
 
     def clear(self) -> None:
         """Drop everything: nothing that was in it will be accepted any more, and nobody is told."""
         self.accepted = self.head
         self._drop(len(self._records))
+        self._tell()
         self._on_accept = self._on_read = _ignore
 
     def _drop(self, count: int) -> None:
         if count <= 0:
             return
         if count == 1:  # as in every stream whose reader keeps up
-            self._grow(-self._records[0].size)
+            self.bytes -= self._records[0].size
         else:
-            self._grow(-sum([record.size for record in self._records[:count]]))
+            self.bytes -= sum([record.size for record in self._records[:count]])
         del self._records[:count]
         self._dropped += count
 
-    def _grow(self, change: int) -> None:
-        self.bytes += change
+    def _tell(self) -> None:
+        change, self._told = self.bytes - self._told, self.bytes
         self._on_grow(change)
 
     def _check_held(self, n: int) -> None:
@@ -194,9 +196,12 @@ class ReplayLog(Generic[E]):
             self._read += 1
             if self._read > self._dropped:  # else it comes back after what it had, and that is gone
                 self._on_read(self._records[self._read - self._dropped - 1])
-        self._accept(fastest)
+        if self.accepted < fastest:
+            self._accept(fastest)
         if not self.keep:
             self._drop(slowest - self._dropped)
+        if self.bytes != self._told:
+            self._tell()
 
     def _accept(self, n: int) -> None:
         while self.accepted < n:

@@ -74,6 +74,7 @@ class EventBody(ResponseBody):
         self._started = self._lost = False
         self._handed_on = 0  # n of what was returned last: the transport has it when it asks for more
         self._written_at = 0.0
+        self._clock = trio.lowlevel.current_clock()
 
     async def __aenter__(self) -> EventBody:
         return self
@@ -110,14 +111,11 @@ class EventBody(ResponseBody):
 
     # --- at once: see `AtOnce` ---
 
-    @property
-    def ready(self) -> bool:
-        return self._direct is not None and self._direct.ready
-
-    def write(self, record: Record[StreamEvent]) -> bool:
-        assert self._direct is not None
+    def write(self, record: Record[StreamEvent]) -> bool | None:
+        if self._direct is None or not self._direct.ready:
+            return None
         data = self._encode(record)
-        self._written_at = trio.current_time()
+        self._written_at = self._clock.current_time()
         return not data or self._direct.send_nowait(data)
 
     async def flush(self) -> None:

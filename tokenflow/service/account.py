@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenflow.core import lifecycle
+from tokenflow.core.replay import Record
 from tokenflow.core.states import Phase
 from tokenflow.core.timings import GapCounter, merge
 from tokenflow.core.types import Delta, Started, Usage
+from tokenflow.service.records import StreamEvent
 
 By = Literal["engine", "client", "server"]
 Emit = Callable[[lifecycle.LifecycleEvent], None]
@@ -91,8 +93,9 @@ class Account:
                 )
             )
 
-    def delivered(self, tokens: int) -> None:
-        self._delivered += tokens
+    def read(self, record: Record[StreamEvent]) -> None:
+        """A reader has really taken `record`."""
+        self._delivered += record.event.tokens
 
     def cancelled(self, now: float) -> None:
         self._cancelled_at = now

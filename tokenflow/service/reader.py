@@ -19,12 +19,8 @@ from tokenflow.service.records import StreamEvent
 class AtOnce(Protocol):
     """Writes to a reader that has caught up, from whichever task has a record for it. Must not block."""
 
-    @property
-    def ready(self) -> bool:
-        """It can be written to now."""
-
-    def write(self, record: Record[StreamEvent]) -> bool:
-        """Only while `ready`. False: a part of it is held, and `flush` waits until it is taken."""
+    def write(self, record: Record[StreamEvent]) -> bool | None:
+        """True: it is taken. False: a part of it is held, and `flush` waits until it is taken. None: not now."""
 
     async def flush(self) -> None: ...
 
@@ -116,14 +112,13 @@ class StreamReader:
         if self.allowed is not None and record.n > self.allowed:
             return False
         try:
-            if not at_once.ready:
-                return False
-            if at_once.write(record):
-                return True
-            self._held = record.n
+            taken = at_once.write(record)
         except Exception as exc:
             self._failure = exc
-        return False
+            return False
+        if taken is False:
+            self._held = record.n
+        return bool(taken)
 
     def _within(self, records: list[Record[StreamEvent]]) -> list[Record[StreamEvent]]:
         """What the credit allows of them. The end costs nothing, nor does what is left when it came early."""

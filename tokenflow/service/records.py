@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenflow.core.types import Delta, FinishReason, Usage
 from tokenflow.errors import TokenflowError
@@ -23,6 +23,7 @@ class Failed:
     """It ended otherwise."""
 
     error: TokenflowError
+    tokens: int = field(default=0, init=False)
 
 
 StreamEvent = Delta | Ended | Failed

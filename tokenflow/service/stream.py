@@ -97,6 +97,7 @@ class Stream:
         "_called_off",
         "_cancel",
         "_cancel_error",
+        "_clock",
         "_coalescer",
         "_deadline",
         "_ended_as",
@@ -151,7 +152,8 @@ class Stream:
         self._away: set[int] = set()  # sequences that have given up their slots
         self.idle_since: float | None = None
         """Since when it holds slots and takes no steps; None: it does, or holds none."""
-        now = trio.current_time()
+        self._clock = trio.lowlevel.current_clock()  # asked by every token: `trio.current_time` is the long way to it
+        now = self._clock.current_time()
         self._account = Account(identity, len(sequences), now, emit)
         self._deadline = Deadline(settings.timeouts, now)
         self._scope = trio.CancelScope()
@@ -161,7 +163,7 @@ class Stream:
         watch.look_at(self)
         self.attendance = settings.attendance
         self._logs = logs
-        self._log: ReplayLog[StreamEvent] = logs.new(self._accept, on_read=self._read, keep=settings.kept)
+        self._log: ReplayLog[StreamEvent] = logs.new(self._accept, on_read=self._account.read, keep=settings.kept)
         share = max(1, settings.window // len(sequences))
         self._sends = [Send(partial(self._on_event, i), window=share) for i in range(len(sequences))]
         self._messages = readers
@@ -486,7 +488,7 @@ class Stream:
     # --- what the engine sends, and what the readers take -----------------------------------------------------------
 
     def _on_event(self, index: int, event: Event) -> None:
-        now = trio.current_time()
+        now = self._clock.current_time()
         if isinstance(event, Delta):
             self._on_delta(index, event, now)
         elif isinstance(event, Started):
@@ -509,10 +511,12 @@ class Stream:
             if self._untold[index]:
                 delta = Delta(delta.text, delta.tokens + self._untold[index], delta.logprobs)
                 self._untold[index] = 0
-            if self._coalescer is None:
+            if self._coalescer is not None:
+                self._coalescer.add(index, delta)
+            elif self._messages[index] is not None:
                 self._append_read(index, delta, 1)
             else:
-                self._coalescer.add(index, delta)
+                self._append(index, delta, 1)
         stalled = self._sends[index].stalled and self._stalled
         if self._in_time(now):
             self._deadline.token(now, stalled=stalled)
@@ -566,16 +570,12 @@ class Stream:
         if self._sends[0].most is not None:
             self._regulate()
 
-    def _read(self, record: Record[StreamEvent]) -> None:
-        """A reader has really taken `record`."""
-        if not isinstance(record.event, Failed):
-            self._account.delivered(record.event.tokens)
-
     def _accept(self, record: Record[StreamEvent]) -> None:
         """The fastest reader has `record`: its credit goes back to where it came from."""
+        send = self._sends[record.source]  # the end is nobody's alone, and takes no credit
         if record.source >= 0:
-            self._sends[record.source].accept(1)
-        if self.slotless or (self._deadline.suspended and not self._stalled):
+            send.accept(1)
+        if send.slotless or (self._deadline.suspended and not self._stalled):
             self._regulate()
 
     def moved(self) -> None:

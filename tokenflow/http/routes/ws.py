@@ -123,12 +123,8 @@ class Generation:
 
     # At once: see `AtOnce`.
 
-    @property
-    def ready(self) -> bool:
-        return self.socket.ready
-
-    def write(self, record: Record[StreamEvent]) -> bool:
-        return self.socket.send_nowait(self.frame(record))
+    def write(self, record: Record[StreamEvent]) -> bool | None:
+        return self.socket.send_nowait(self.frame(record)) if self.socket.ready else None
 
     async def flush(self) -> None:
         await self.socket.flush()

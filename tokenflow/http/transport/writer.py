@@ -20,6 +20,7 @@ import trio
 from tokenflow.core.states import move
 
 _TLS_PIECE = 16 * 1024
+_NOTHING = memoryview(b"")
 
 
 class WriterState(Enum):
@@ -49,13 +50,11 @@ class Writer:
         self._tls = tls
         self._stall_s = stall_s
         self._state = WriterState.OPEN
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         self._turn = trio.Lock()
-
-    @property
-    def ready(self) -> bool:
+        self._in_line = 0
+        self.ready = tls is None
         """Nobody writes or waits to: what is written now goes out now."""
-        return self._state is WriterState.OPEN and self._tls is None and not self._turn.locked()
 
     def write_nowait(self, data: bytes) -> bool:
         """Hand `data` to the kernel; only while `ready`. False: a part of it is held, and `flush` sends it.
@@ -91,21 +90,29 @@ class Writer:
     def close(self) -> None:
         """Nothing goes out any more; the socket is its owner's to close, which wakes whoever waits here. Repeatable."""
         self._state = move(_MOVES, self._state, WriterState.CLOSED)
+        self.ready = False
 
     async def _in_turn(self, data: bytes = b"") -> None:
         """First come, first served: send what is held, then `data`."""
-        with trio.CancelScope(shield=True) as patience:
-            async with self._turn:
-                await self._send_held(patience)
-                if data:
-                    self._hold(memoryview(data))
+        self._in_line += 1
+        self.ready = False
+        try:
+            with trio.CancelScope(shield=True) as patience:
+                async with self._turn:
                     await self._send_held(patience)
+                    if data:
+                        self._hold(memoryview(data))
+                        await self._send_held(patience)
+        finally:
+            self._in_line -= 1
+            self.ready = self._state is WriterState.OPEN and self._tls is None and not self._in_line
         if patience.cancelled_caught:
             raise TimeoutError(f"took nothing for {self._stall_s} s")
 
     def _hold(self, rest: memoryview) -> None:
         self._rest = rest
         self._state = move(_MOVES, self._state, WriterState.HELD)
+        self.ready = False
 
     async def _send_held(self, patience: trio.CancelScope) -> None:
         while self._state is WriterState.HELD:
