@@ -19,7 +19,7 @@ from tokenflow_synthetic.config import SyntheticConfig, plan
 from tokenflow_synthetic.vocabulary import check, detokenize
 from tokenflow_synthetic.words import steps
 
-SLICE_S = 0.002
+SLICE_S = 0.005
 """The longest step. Short beside a token of any model, long enough to cost no CPU."""
 REMEMBERED = 1024
 """Requests whose counts are kept."""

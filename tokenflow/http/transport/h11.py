@@ -66,11 +66,12 @@ class CorrectedH11Protocol(H11Protocol):
         self._without_end = False  # the response begun has no end in sight
         self.open_ended = False
         """In the middle of a response whose pieces have no end in sight."""
+        self._websocket: CorrectedWSStream | None = None
         self._closed = False
 
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
-            self._closed, self.open_ended, self._without_end = True, False, False
+            self._closed, self.open_ended, self._without_end, self._websocket = True, False, False, None
         await super().handle(event)
         if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > self._limits.max_pipelined_bytes:
             self._traffic.refused["pipelined"] += 1
@@ -122,7 +123,7 @@ class CorrectedH11Protocol(H11Protocol):
 
     async def _create_websocket(self, request: h11.Request) -> None:
         assert isinstance(self.connection, h11.Connection)
-        self.stream = CorrectedWSStream(
+        self.stream = self._websocket = CorrectedWSStream(
             self.app,
             self.config,
             self.context,
@@ -186,7 +187,7 @@ class CorrectedH11Protocol(H11Protocol):
     @property
     def has_websocket(self) -> bool:
         """In the middle of a WebSocket."""
-        return isinstance(self.stream, CorrectedWSStream) and self.stream.connected
+        return self._websocket is not None and self._websocket.connected
 
     def framed(self, data: bytes | str) -> bytes:
         """`data` as it goes on the wire: a chunk of the response (RFC 9112 section 7.1), or a WebSocket's message."""
