@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +24,7 @@ from tokenflow.api import (
     StepLoop,
     serving,
 )
+from tokenflow.api.loop import DRAIN_EVENTS
 from tokenflow.testing.fakes import Recorder, company, record
 from tokenflow.testing.steppers import PlainStepper
 
@@ -111,6 +113,34 @@ async def test_who_is_parked_costs_the_others_no_step(open_loop: Open, ask: Ask,
         slow.catch_up()
         await slow.returned.wait()
         assert slow.text == says(100)
+
+
+class Passes(trio.abc.Instrument):
+    """Counts Trio's rounds: in each, everybody who can run does."""
+
+    n = 0
+
+    def after_io_wait(self, timeout: float) -> None:
+        self.n += 1
+
+
+async def test_others_are_served_while_a_great_many_tokens_are_handed_out(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock
+) -> None:
+    """Or a flood would keep whoever knocks at the door from ever being heard."""
+    sequences, passes = 4 * DRAIN_EVENTS, Passes()
+    handed_out: Counter[int] = Counter()
+    trio.lowlevel.add_instrument(passes)
+
+    def count(event: Event) -> None:
+        handed_out[passes.n] += 1
+
+    async with open_loop(PlainStepper(slots=sequences)) as loop, company(loop) as group:
+        recorders = [group.start(ask(max_tokens=3), Recorder(on_event=count)) for _ in range(sequences)]
+        for recorder in recorders:
+            await recorder.returned.wait()
+    assert handed_out.total() == 5 * sequences
+    assert max(handed_out.values()) <= 2 * DRAIN_EVENTS
 
 
 async def test_deltas_without_text_cost_no_credit(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:

@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.service.conftest import STEP_S, open_rig
+from tokenflow.core.types import Delta
 from tokenflow.dialects.openai_chat import ChatEncoder
 from tokenflow.http.events import EventBody
 
@@ -65,4 +66,49 @@ async def test_what_was_handed_on_counts_only_when_the_next_is_asked_for(autojum
         await anext(pieces)
         await trio.sleep(1)
         assert r.engine.stepper.made[stream.identity.id] in (8, 9)
+        reader.close()
+
+
+class Kernel:
+    """A client that takes everything at once: what was written to it directly, and when."""
+
+    ready = True
+
+    def __init__(self) -> None:
+        self.written: list[tuple[float, bytes]] = []
+
+    def send_nowait(self, data: bytes | str) -> bool:
+        assert isinstance(data, bytes)
+        self.written.append((trio.current_time(), data))
+        return True
+
+    async def flush(self) -> None:
+        raise AssertionError("nothing was held")
+
+
+@pytest.mark.parametrize(("per_step", "pieces"), [(1, []), (4, [3] * 5)])
+async def test_of_a_burst_one_is_written_at_once_and_the_rest_together(
+    autojump_clock: MockClock, per_step: int, pieces: list[int]
+) -> None:
+    async with open_rig(prefill_ms=1_000_000) as r:
+        stream, reader = await r.open()
+        kernel, later = Kernel(), []
+        sent = EventBody(reader, ChatEncoder("tf-1", "m", 0, False, 1), 15.0, direct=kernel)
+        delta = Delta("a")
+        await anext(sent)
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def drain() -> None:
+                async for piece in sent:
+                    later.append(piece.count(b"\n\n"))
+
+            for _ in range(5):
+                await trio.testing.wait_all_tasks_blocked()
+                for _ in range(per_step):
+                    stream._log.append(delta, 0)
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        assert [data.count(b"\n\n") for _, data in kernel.written] == [1] * 5
+        assert later == pieces
         reader.close()

@@ -192,6 +192,9 @@ class Stepper(Protocol):
 
 Pace = Callable[["StepLoop"], Awaitable[None]]
 
+DRAIN_EVENTS = 256
+"""Events that are handed out at a time: some milliseconds."""
+
 SHORT_STEP_S = 0.05
 """Who leaves waits this long for the end of a step that it does not prefill in; then the step is interrupted."""
 
@@ -325,9 +328,12 @@ class StepLoop:
             self.on_busy(busy)
 
     def _drain(self) -> None:
-        """Hand out what the owner made. Runs outside any stream's task, so nothing of theirs may escape."""
+        """Hand out what the owner made. Runs outside any stream's task, so nothing of theirs may escape.
+
+        Not without end, though the owner goes on meanwhile: others want to be served too.
+        """
         self._drain_is_due = False  # before emptying: what comes after this line rings again
-        while self._out:
+        for _ in range(min(len(self._out), DRAIN_EVENTS)):
             seq, event = self._out.popleft()
             if seq is None:  # the owner is idle, if it had seen every command when it said so
                 self._set_busy(event < self._posted or self._stop)
@@ -337,6 +343,7 @@ class StepLoop:
                 self._deliver(seq, event)
             elif type(event) is Delta:
                 seq.send.dropped += event.tokens
+        self._flush()
 
     def _deliver(self, seq: Sequence, event: Event) -> None:
         try:
@@ -516,7 +523,8 @@ class StepLoop:
                 seq.error = seq.error or EngineClosed("The engine ended.")
                 seq._move(SequenceState.GONE)
                 self._out.append((seq, None))
-        self._drain()
+        while self._out:
+            self._drain()
         self._set_busy(False)
 
     # --- drivers ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ deadline of the stream.
 
 from __future__ import annotations
 
+from math import inf
 from types import TracebackType
 from typing import Protocol, runtime_checkable
 
@@ -27,6 +28,11 @@ HEADERS = {
     "Cache-Control": "no-cache, no-transform",
     "X-Accel-Buffering": "no",
 }
+
+
+TOGETHER_S = 0.001
+"""Of records that come faster than this only the first is written at once, and the others follow in one piece: a system
+call costs more than a record."""
 
 
 class Encoder(Protocol):
@@ -74,6 +80,7 @@ class EventBody(ResponseBody):
         self._started = self._lost = False
         self._handed_on = 0  # n of what was returned last: the transport has it when it asks for more
         self._written_at = 0.0
+        self._at_once_at = -inf
         self._clock = trio.lowlevel.current_clock()
 
     async def __aenter__(self) -> EventBody:
@@ -112,10 +119,11 @@ class EventBody(ResponseBody):
     # --- at once: see `AtOnce` ---
 
     def write(self, record: Record[StreamEvent]) -> bool | None:
-        if self._direct is None or not self._direct.ready:
+        now = self._clock.current_time()
+        if self._direct is None or not self._direct.ready or now < self._at_once_at + TOGETHER_S:
             return None
         data = self._encode(record)
-        self._written_at = self._clock.current_time()
+        self._written_at = self._at_once_at = now
         return not data or self._direct.send_nowait(data)
 
     async def flush(self) -> None:

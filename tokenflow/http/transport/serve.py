@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from http import HTTPStatus
+from itertools import count
 
 import trio
 from hypercorn.config import Config
@@ -35,6 +36,7 @@ from .limits import Limits, Traffic
 
 MARGIN_S = 1.0
 _ACCEPT_RETRY_S = 0.1
+_ACCEPTS_PER_CHECKPOINT = 16
 # So many refused connections are given a moment to read why; more are just closed.
 _TURNED_AWAY_MAX = 256
 
@@ -204,11 +206,15 @@ class _Worker:
     async def _accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
         failing = False
         with listener:
-            while True:
-                await trio.lowlevel.wait_readable(listener)
+            for accepted in count():
+                if accepted % _ACCEPTS_PER_CHECKPOINT == 0:
+                    await trio.lowlevel.checkpoint()
                 try:
                     sock, address = listener.accept()
-                except (BlockingIOError, ConnectionAbortedError):
+                except BlockingIOError:
+                    await trio.lowlevel.wait_readable(listener)
+                    continue
+                except ConnectionAbortedError:
                     continue  # the client gave up first
                 except OSError as error:  # out of files or memory, most likely: others' ending will free some
                     if not failing:
