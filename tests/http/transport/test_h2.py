@@ -46,6 +46,7 @@ class Client:
         self.received = defaultdict(bytes)
         self.status = {}
         self.ended = {}
+        self.resets = {}
         self.goaway = None
         self.h2._frame_dispatch_table[GoAwayFrame] = self._take_goaway  # the library would read no streams after it
         self.settings_acknowledged = False
@@ -84,6 +85,7 @@ class Client:
             elif isinstance(event, h2.events.StreamEnded):
                 self.ended.setdefault(event.stream_id, "end")
             elif isinstance(event, h2.events.StreamReset):
+                self.resets[event.stream_id] = ErrorCodes(event.error_code)
                 self.ended.setdefault(event.stream_id, ErrorCodes(event.error_code))
             elif isinstance(event, h2.events.SettingsAcknowledged):
                 self.settings_acknowledged = True
@@ -419,6 +421,28 @@ async def test_data_after_the_response_is_spared(serving, connect_h2):
     assert await client.response(stream_id) == (200, b"ok", "end")
     await client.client.send(b"\0\0\3\0\0" + stream_id.to_bytes(4, "big") + b"abc")
     assert await client.response(await client.request()) == (200, b"ok", "end")
+
+
+async def test_a_body_that_comes_after_the_answer_is_taken(serving, connect_h2):
+    """More of it than a window: to a client that is cut off at it the answer is lost."""
+    client = await connect_h2(await serving(ok))
+    stream_id = await client.request(method="POST", end_stream=False)
+    assert await client.response(stream_id) == (200, b"ok", "end")
+    for _ in range(5):
+        await client.until(lambda: client.h2.local_flow_control_window(stream_id) >= 16_384)
+        client.h2.send_data(stream_id, b"x" * 16_384)
+        await client.flush()
+    client.h2.end_stream(stream_id)
+    await client.flush()
+    assert await client.response(await client.request()) == (200, b"ok", "end")
+    assert client.resets == {}
+
+
+async def test_a_body_without_end_after_the_answer_is_ended(serving, connect_h2):
+    client = await connect_h2(await serving(ok))
+    stream_id = await client.request(method="POST", end_stream=False)
+    await client.until(lambda: client.resets)
+    assert client.resets == {stream_id: ErrorCodes.NO_ERROR}
 
 
 REFUSED = [

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 # What the client may make us say (acknowledgements, resets) and then not read.
 OWED_MAX = 64 * 1024
 FRAME_HEADER = 9
+SPARE_S = 1.0
+"""For so long the rest of a request that has been answered already is taken and thrown away."""
 
 
 class Overflow(OSError):
@@ -119,6 +121,7 @@ class CorrectedH2Protocol(H2Protocol):
         self._outbox = b""  # frames that are ready, in their order
         self._answering = False
         self._window_changed = trio.lowlevel.ParkingLot()
+        self._spared = 0
         self._going_away = False
         self._idle = True  # as was last said
         self._resets: deque[float] = deque(maxlen=limits.max_resets)
@@ -147,6 +150,7 @@ class CorrectedH2Protocol(H2Protocol):
                 await self._handle_events(events)
         elif isinstance(event, Closed):
             self.closed = True
+            self._window_changed.unpark_all()
             await self._close_streams()
 
     async def _handle_events(self, events: list[H2Event]) -> None:
@@ -204,7 +208,7 @@ class CorrectedH2Protocol(H2Protocol):
             body = b""
         self.connection.send_data(stream_id, body, end_stream=True)
         if not ended:
-            self.connection.reset_stream(stream_id, ErrorCodes.NO_ERROR)
+            self._spare(stream_id)
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         with suppress(ProtocolError):  # closed already
@@ -327,12 +331,32 @@ class CorrectedH2Protocol(H2Protocol):
         exchange = self._exchanges.get(stream_id)
         if isinstance(self.streams.get(stream_id), CorrectedWSStream) and exchange and not exchange.response_ended:
             await self.stream_send(EndData(stream_id))  # its close frame has been sent
-        if exchange is not None and not (exchange.request_ended and exchange.response_ended):
-            # RFC 9113 section 8.1: after a whole response, NO_ERROR asks that the rest of the request be spared.
-            code = ErrorCodes.NO_ERROR if exchange.response_ended else ErrorCodes.INTERNAL_ERROR
-            self._reset(stream_id, code)
+        if exchange is not None and not exchange.response_ended:
+            self._reset(stream_id, ErrorCodes.INTERNAL_ERROR)
             await self._flush()
+        elif exchange is not None and not exchange.request_ended:
+            self._spare(stream_id)
         await self._end(stream_id)
+
+    def _spare(self, stream_id: int) -> None:
+        """The response is whole, the request is not: take what is on its way, and soon ask for no more of it.
+
+        RFC 9113 section 8.1 allows to ask at once; but many a client that still sends then throws the response away.
+        """
+        if self._spared < self._limits.max_streams:
+            self._spared += 1
+            self.task_group.spawn(self._spare_later, stream_id)
+        else:
+            self._reset(stream_id, ErrorCodes.NO_ERROR)
+
+    async def _spare_later(self, stream_id: int) -> None:
+        with trio.move_on_after(SPARE_S):
+            while not self.closed:
+                await self._window_changed.park()
+        self._spared -= 1
+        if not self.closed:
+            self._reset(stream_id, ErrorCodes.NO_ERROR)
+            await self._flush()
 
     async def _end(self, stream_id: int) -> None:
         """Nothing more comes or goes on that stream: its application hears of it."""
