@@ -50,7 +50,7 @@ WAYS = ("fin", "rst", "half-close", "end stream")
 PATIENCE_S = 20.0
 PROMPTS = {
     "waiting": directive(tokens_per_s=50),
-    "prefill": directive(prefill_ms=60_000),
+    "prefill": directive(prefill_ms=1_200_000),
     "decoding": directive(tokens_per_s=50),
     "stalled": "flood",
     "whole": directive(tokens_per_s=50),
@@ -119,7 +119,8 @@ class Server:
 @asynccontextmanager
 async def serving(slots: int) -> AsyncIterator[Server]:
     witness = Witness()
-    rig_options: dict[str, Any] = {"slots": slots, "limits": {"max_waiting": 1000}}
+    timeouts = {"prefill_timeout_s": 1200.0, "total_timeout_s": 1200.0}  # who has the only slot keeps it
+    rig_options: dict[str, Any] = {"slots": slots, "limits": {"max_waiting": 1000}, "timeouts": timeouts}
     async with open_rig(open_engine=witness.open_engine, **rig_options) as rig, trio.open_nursery() as nursery:
         witness.watch(rig)
         listener = bind("127.0.0.1", 0, send_buffer=4096)
