@@ -38,7 +38,6 @@ from tokenflow.core.states import SEQUENCE_MOVES, SequenceState, move
 from tokenflow.core.stopping import TextAssembler
 from tokenflow.core.types import (
     Delta,
-    Event,
     Finished,
     FinishReason,
     Released,
@@ -340,18 +339,15 @@ class StepLoop:
             elif event is None:
                 seq.released.set()
             elif not seq.cancelled:
-                self._deliver(seq, event)
+                try:
+                    seq.send.send_nowait(event)
+                except Exception as exc:  # the stream's fault, and its alone
+                    seq.cancelled = True
+                    seq.error = exc
+                    self._post("cancel", seq)
             elif type(event) is Delta:
                 seq.send.dropped += event.tokens
         self._flush()
-
-    def _deliver(self, seq: Sequence, event: Event) -> None:
-        try:
-            seq.send.send_nowait(event)
-        except Exception as exc:  # the stream's fault, and its alone
-            seq.cancelled = True
-            seq.error = exc
-            self._post("cancel", seq)
 
     # --- the owner's side -------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from tokenflow.core.types import Timeouts
 class Deadline:
     """When the stream must be given up, and under which name."""
 
-    __slots__ = ("_grace_at", "_span_at", "_timeouts", "at", "paused", "phase", "stalled", "suspended", "total_at")
+    __slots__ = ("_grace_at", "_span_at", "_timeouts", "paused", "phase", "stalled", "suspended", "total_at")
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:
         self._timeouts = timeouts
@@ -33,27 +33,30 @@ class Deadline:
         self.total_at = now + timeouts.total_s
         self._span_at = now + timeouts.queue_s
         self._grace_at = inf
-        self.at = inf
-        """The moment at which it passes; inf once done."""
-        self._settle()
 
-    def _settle(self) -> None:
-        at = self.total_at if self.suspended or self.total_at < self._span_at else self._span_at
-        self.at = at if at < self._grace_at else self._grace_at
+    @property
+    def at(self) -> float:
+        """The moment at which it passes; inf once done."""
+        return min(inf if self.suspended else self._span_at, self.total_at, self._grace_at)
 
     def slot_taken(self, now: float) -> None:
         self.phase = move(PHASE_MOVES, self.phase, Phase.PREFILL)
         self._span_at = now + self._timeouts.prefill_s
         self._suspend()
 
-    def token(self, now: float, *, stalled: bool) -> None:
-        """A token came; `stalled`: and the reader's window is full, so that the next may not."""
+    def token(self, now: float, *, stalled: bool) -> bool:
+        """A token came; `stalled`: and the reader's window is full, so that the next may not.
+
+        Returns:
+            Whether the moment may have come nearer, and not only moved on.
+        """
+        moved_on = self.phase is Phase.DECODE and not self.suspended
         if self.phase is not Phase.DECODE:
             self.phase = move(PHASE_MOVES, self.phase, Phase.DECODE)
         self.stalled = stalled
         self._span_at = now + self._timeouts.idle_s
         self.suspended = stalled or self.paused
-        self._settle()
+        return not moved_on
 
     def hold(self, now: float, *, stalled: bool, paused: bool) -> None:
         """The reader became, or stopped being, the reason for silence. When it stops, the span starts afresh."""
@@ -62,22 +65,18 @@ class Deadline:
         self._suspend()
         if was and not self.suspended:
             self._span_at = now + (self._timeouts.prefill_s if self.phase is Phase.PREFILL else self._timeouts.idle_s)
-            self._settle()
 
     def _suspend(self) -> None:
         in_queue, decodes = self.phase is Phase.QUEUE, self.phase is Phase.DECODE
         self.suspended = (self.paused and not in_queue) or (self.stalled and decodes)
-        self._settle()
 
     def left(self, now: float, grace_s: float) -> None:
         """The last reader has gone."""
         self._grace_at = now + grace_s
-        self._settle()
 
     def returned(self) -> None:
         """A reader has come."""
         self._grace_at = inf
-        self._settle()
 
     def done(self) -> Phase:
         """Nothing more is awaited; returns the phase that it was in."""
@@ -85,7 +84,6 @@ class Deadline:
         if was is not Phase.DONE:
             self.phase = move(PHASE_MOVES, was, Phase.DONE)
             self._span_at = self.total_at = self._grace_at = inf
-            self._settle()
         return was
 
     @property

@@ -236,10 +236,11 @@ class Cursor(Generic[E]):
 
     def ack(self, n: int) -> None:
         """Everything up to `n` is delivered."""
-        if not self.n <= n <= self._log.head:
-            raise ValueError(f"ack of {n} at {self.n} of {self._log.head}")
+        log = self._log
+        if not self.n <= n <= log._dropped + len(log._records):
+            raise ValueError(f"ack of {n} at {self.n} of {log.head}")
         self.n = n
-        self._log._passed()
+        log._passed()
 
     def detach(self) -> None:
         """Leave. What it had accepted stays accepted. Repeatable."""

@@ -20,10 +20,11 @@ class TextAssembler:
             that begins first.
     """
 
-    __slots__ = ("_decoder", "_held", "_stop", "stopped")
+    __slots__ = ("_decoder", "_half", "_held", "_stop", "stopped")
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self._decoder = _utf8(errors="replace")
+        self._half = False  # the decoder has a part of a character
         self._stop = tuple(s for s in stop if s)
         self._held = ""
         self.stopped = False
@@ -31,7 +32,11 @@ class TextAssembler:
 
     def push(self, piece: bytes) -> str:
         """Take one token's bytes; return the text that is certain now (often all of it, sometimes none)."""
-        text = self._decoder.decode(piece)
+        if piece.isascii() and not self._half:
+            text = piece.decode()
+        else:
+            text = self._decoder.decode(piece)
+            self._half = bool(self._decoder.getstate()[0])
         return self._release(text) if self._stop else text
 
     def flush(self) -> str:

@@ -99,26 +99,21 @@ class StreamReader:
 
     def _wake(self, record: Record[StreamEvent]) -> None:
         """There is more. Called by the log, in the task of whoever made it."""
-        if self._at_once is not None and self._taken(record, self._at_once):
-            self._given = record.n
-            self.ack(record.n)
-        else:
-            self._at_once = None
-            self._news.set()
-
-    def _taken(self, record: Record[StreamEvent], at_once: AtOnce) -> bool:
-        if record.n != self._cursor.n + 1 or not isinstance(record.event, Delta):
-            return False
-        if self.allowed is not None and record.n > self.allowed:
-            return False
-        try:
-            taken = at_once.write(record)
-        except Exception as exc:
-            self._failure = exc
-            return False
-        if taken is False:
-            self._held = record.n
-        return bool(taken)
+        n, at_once, self._at_once = record.n, self._at_once, None
+        may = n == self._cursor.n + 1 and (self.allowed is None or n <= self.allowed)
+        if may and at_once is not None and isinstance(record.event, Delta):
+            try:
+                taken = at_once.write(record)
+            except Exception as exc:
+                self._failure = exc
+            else:
+                if taken:
+                    self._at_once, self._given = at_once, n
+                    self.ack(n)
+                    return
+                if taken is False:
+                    self._held = n
+        self._news.set()
 
     def _within(self, records: list[Record[StreamEvent]]) -> list[Record[StreamEvent]]:
         """What the credit allows of them. The end costs nothing, nor does what is left when it came early."""

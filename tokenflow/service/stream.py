@@ -518,10 +518,8 @@ class Stream:
             else:
                 self._append(index, delta, 1)
         stalled = self._sends[index].stalled and self._stalled
-        if self._in_time(now):
-            self._deadline.token(now, stalled=stalled)
-            if self._deadline.at < self.known:
-                self._watch.look_at(self)
+        if self._in_time(now) and self._deadline.token(now, stalled=stalled) and self._deadline.at < self.known:
+            self._watch.look_at(self)
         if stalled:
             self._note_idleness(now)
 
@@ -596,7 +594,7 @@ class Stream:
 
     def _in_time(self, now: float) -> bool:
         """No deadline has passed: an event beside one that has must not rename it."""
-        if now >= self._deadline.at:
+        if now >= self.known and now >= self._deadline.at:  # what is known is never later
             self._call_off()
         return not self._called_off
 
