@@ -1,15 +1,15 @@
 """Serves an ASGI application on Trio: Hypercorn's protocols, with what is wrong in its worker put right.
 
-`serve` and `bind` are the whole interface; `direct` and `when_left` are for applications. Inside, each file corrects
-one layer of Hypercorn 0.18, by subclassing or in its place, and never by patching: `serve.py` its worker,
+`serve` and `bind` are the whole interface; `direct`, `when_left` and `arrived` are for applications. Inside, each file
+corrects one layer of Hypercorn 0.18, by subclassing or in its place, and never by patching: `serve.py` its worker,
 `connection.py` its `TCPServer`, `h11.py` its `H11Protocol`, `h2.py` its `H2Protocol`, `ws.py` its `WSStream`, `asgi.py`
 its `TaskGroup`, which is the one place where HTTP/1.1, HTTP/2 and WebSocket all meet the application. `refusals.py`
 says which requests no application should see, `limits.py` how much clients may take; `writer.py` is what everything
 that is sent goes through.
 """
 
-from .asgi import ClientDisconnected, Direct, direct, when_left
+from .asgi import ClientDisconnected, Direct, arrived, direct, when_left
 from .limits import Limits, Traffic
 from .serve import bind, serve
 
-__all__ = ["ClientDisconnected", "Direct", "Limits", "Traffic", "bind", "direct", "serve", "when_left"]
+__all__ = ["ClientDisconnected", "Direct", "Limits", "Traffic", "arrived", "bind", "direct", "serve", "when_left"]
