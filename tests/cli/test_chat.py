@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import click
 import httpx2
 import pytest
 import trio
@@ -190,6 +191,16 @@ def test_text_is_shown_as_it_is(text: str) -> None:
 
 def test_the_terminal_cannot_be_driven() -> None:
     assert printable("a\x1b]0;title\x07b\r\x9b2Jc\x7f") == "a]0;titleb2Jc"
+
+
+def test_reasoning_is_shown_and_no_part_of_what_is_piped_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def thought(text: str) -> bytes:
+        return f"data: {json.dumps({'choices': [{'index': 0, 'delta': {'reasoning_content': text}}]})}\n\n".encode()
+
+    reply = say(Server(answer([thought("Let me"), thought(" see."), *WHOLE])).talk(), HELLO)
+    shown = capsys.readouterr()
+    assert (reply.text, shown.out) == ("token", "token\n")
+    assert click.unstyle(shown.err) == "Let me see.\n\n"
 
 
 def test_a_line_end_follows_what_was_shown(capsys: pytest.CaptureFixture[str]) -> None:

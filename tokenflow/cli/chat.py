@@ -95,17 +95,33 @@ def _turn(talk: Talk, history: list[Message], text: str) -> list[Message]:
 
 
 def say(talk: Talk, messages: list[Message]) -> Reply:
-    """One answer to the terminal, with a line end after it, however it ends."""
-    begun = False
+    """One answer to the terminal, with a line end after it, however it ends.
+
+    Reasoning is shown beside it, on standard error: it is no part of what is piped on.
+    """
+    begun = thinking = False
+
+    def end_thinking() -> None:
+        nonlocal thinking
+        if thinking:
+            click.echo("\n", err=True)
+        thinking = False
+
+    def think(text: str) -> None:
+        nonlocal thinking
+        thinking = True
+        click.secho(printable(text), nl=False, err=True, dim=True)
 
     def show(text: str) -> None:
         nonlocal begun
+        end_thinking()
         begun = True
         click.echo(printable(text), nl=False)
 
     try:
-        return trio.run(talk.ask, messages, show)
+        return trio.run(talk.ask, messages, show, think)
     finally:
+        end_thinking()
         if begun:
             click.echo()
 

@@ -51,8 +51,10 @@ class Talk:
     transport: httpx2.AsyncBaseTransport | None = None
     """Instead of the network."""
 
-    async def ask(self, messages: list[Message], show: Callable[[str], None]) -> Reply:
-        """Send the messages and hand each piece of the answer to `show` as it comes.
+    async def ask(
+        self, messages: list[Message], show: Callable[[str], None], think: Callable[[str], None] = lambda text: None
+    ) -> Reply:
+        """Send the messages and hand each piece of the answer to `show` as it comes, and of the reasoning to `think`.
 
         Ctrl-C leaves the answer, which cancels the generation.
 
@@ -66,7 +68,7 @@ class Talk:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_interrupt, signals, reply, nursery.cancel_scope)
                 # The error leaves the nursery bare, not in a group.
-                error = await self._answer(messages, reply, show)
+                error = await self._answer(messages, reply, show, think)
                 nursery.cancel_scope.cancel()
         if error is not None and not reply.interrupted:
             raise error
@@ -74,14 +76,19 @@ class Talk:
             raise SystemExit(128 + reply.killed_by)
         return reply
 
-    async def _answer(self, messages: list[Message], reply: Reply, show: Callable[[str], None]) -> ChatError | None:
+    async def _answer(
+        self, messages: list[Message], reply: Reply, show: Callable[[str], None], think: Callable[[str], None]
+    ) -> ChatError | None:
         try:
             async with Client(self.url, self.key, transport=self.transport) as client:
                 model = self.model or await _first_model(client)
                 async with client.chat(messages, model=model, **self.options) as stream:
                     async for delta in stream:
-                        reply.text += delta.text
-                        show(delta.text)
+                        if delta.reasoning:
+                            think(delta.reasoning)
+                        if delta.text:
+                            reply.text += delta.text
+                            show(delta.text)
                     reply.finish_reason, reply.done = stream.finish_reason, True
         except ClientError as exc:
             error = ChatError(_advice(exc))

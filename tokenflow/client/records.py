@@ -32,9 +32,11 @@ class Delta:
     index: int
     """The choice that it belongs to."""
     text: str
-    """May be empty: see `choice`."""
+    """May be empty: see `reasoning` and `choice`."""
     choice: Mapping[str, Any]
     """The choice as it came, for tool calls and log-probabilities."""
+    reasoning: str = ""
+    """What the model thinks before it answers; no part of the answer."""
 
 
 class Records:
@@ -128,26 +130,28 @@ class Records:
         for choice in chunk.get("choices") or ():
             if (delta := self._delta(choice)) is not None:
                 self.n += not numbered
-                deltas.append(Delta(n=self.n, index=delta[0], text=delta[1], choice=choice))
+                index, text, reasoning = delta
+                deltas.append(Delta(n=self.n, index=index, text=text, choice=choice, reasoning=reasoning))
         return deltas
 
-    def _delta(self, choice: Any) -> tuple[int, str] | None:
-        """Index and text of a choice that brings something."""
+    def _delta(self, choice: Any) -> tuple[int, str, str] | None:
+        """Index, text and reasoning of a choice that brings something."""
         try:
             index, inner = choice.get("index", 0), choice.get("delta") or {}
             text = inner.get("content") or choice.get("text") or ""
+            reasoning = inner.get("reasoning_content") or ""
             more = inner.get("tool_calls") or choice.get("logprobs")
             reason = choice.get("finish_reason")
         except AttributeError:
             raise BadAnswer(f"this is no choice: {choice!r:.80}") from None
-        if not isinstance(index, int) or not isinstance(text, str):
+        if not isinstance(index, int) or not isinstance(text, str) or not isinstance(reasoning, str):
             raise BadAnswer(f"this is no choice: {choice!r:.80}")
         if isinstance(reason, str):
             self.finish_reasons[index] = reason
-        if not text and not more:
+        if not text and not reasoning and not more:
             return None
         self._texts.setdefault(index, []).append(text)
-        return index, text
+        return index, text, reasoning
 
 
 def chunk_id(event: Event) -> str | None:
