@@ -436,7 +436,8 @@ class Stream:
         self.asked = replace(self.asked, prompts=prompts, user=None, stop=())
 
     async def _generate(self) -> None:
-        await self._slots_held.wait()
+        if not self._slots_held.is_set():
+            await self._slots_held.wait()
         engine = self._host.engine
         if len(self._sequences) == 1 and self._coalescer is None:
             await engine.generate(self._sequences[0], self._sends[0])

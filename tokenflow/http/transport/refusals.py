@@ -15,7 +15,7 @@ MESSAGES = {
     408: "The request's headers did not come in time.",
     421: "The Host header holds a character that no host has.",
     431: "The request's headers are too long, or too many.",
-    501: "CONNECT is for WebSocket alone (RFC 8441).",
+    501: "Not served: CONNECT for anything but WebSocket (RFC 8441), or a transfer coding other than chunked.",
 }
 
 
