@@ -1,6 +1,6 @@
 """Does it stay as it is? Half an hour of every kind of client on a real server, and how its memory grows meanwhile.
 
-    make soak                     thirty minutes
+    make soak                      thirty minutes
     make soak ARGS=--minutes=12    as many as you have, above the seven or so that warming up takes
 
 Clients read to the end or leave in every way, over HTTP/1.1, HTTP/2 and WebSocket, come back to streams, ask wrongly,
@@ -136,7 +136,7 @@ def resident_mib(pid: int) -> float:
 
 
 def slope_mib_per_h(readings: list[Reading]) -> float:
-    """Of a line through what was read once the server was warm. ValueError if there is too little of that."""
+    """Of a line through what was read once the server was warm. ClickException if there is too little of that."""
     warm = [reading for reading in readings[len(readings) // 3 :] if reading.clients >= WARM_CLIENTS]
     if len(warm) < WARM_READINGS:
         raise ValueError(
