@@ -58,6 +58,23 @@ MASKS = [
     ),
     (schema({"enum": ["a", 1]}), ['"a"', "1"], ["a", "2"]),
     (schema({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}}), ["12"], ["1.5"]),
+    (  # what an object lists is all that it has
+        schema({"properties": {"a": {"properties": {"b": {}}}}, "type": "object", "required": ["a"]}),
+        ['{"a": {"b": 1}}', '{"a": {}}', '{"a": 1}'],
+        ['{"a": 1, "c": 2}', '{"a": {"c": 2}}'],
+    ),
+    (  # unless it says so, or wants more than it lists
+        schema(
+            {"anyOf": [{"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}, {"required": ["b"]}]}
+        ),
+        ['{"a": 1, "c": 2}', '{"b": 1}'],
+        ['{"c": "d"}'],
+    ),
+    (  # or is one of several that hold together
+        schema({"allOf": [{"type": "object", "properties": {"a": {}}}, {"properties": {"b": {}}, "required": ["b"]}]}),
+        ['{"a": 1, "b": 2}'],
+        ['{"a": 1}'],
+    ),
     (regex("a{2,3}|é"), ["aa", "aaa", "é"], ["a", "aaaa", "e"]),
     (grammar('start: "a" b\nb: /[0-9]/'), ["a1"], ["a", "1"]),
     (grammar('root ::= "a" b\nb ::= [0-9]'), ["a1"], ["a", "1"]),

@@ -7,13 +7,15 @@ same connection serves a good request.
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import Server
 from tests.e2e.talk import say, talk
-from tests.e2e.wire import BODIES, CHAT, COMPLETIONS, Answer, chat, completion, connect, post, stream
+from tests.e2e.wire import BODIES, CHAT, COMPLETIONS, Answer, ask, chat, completion, connect, post, stream
 
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
 GOOD: dict[str, dict[str, Any]] = {
@@ -217,6 +219,21 @@ async def test_case_23_token_ids_that_the_model_has_not(port: int, route: str, s
         refused = await post(port, route, GOOD[route] | {"stream": streaming, name: value})
         assert_refused(refused)
         assert refused.error["param"] == name
+
+
+async def test_a_refusal_can_be_quoted_and_is_counted(server: Server) -> None:
+    async def refusals() -> float:
+        page = (await ask(server.port, "GET", "/metrics")).body.decode()
+        found = re.search(r'^tokenflow_refusals_total\{reason="model_not_found"\} (\S+)$', page, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    before = await refusals()
+    refused = await post(server.port, CHAT, chat("hello", model="another\none"))
+    assert refused.status == 404
+    id = refused.head["x-request-id"] or ""
+    [line] = [line for line in server.log.splitlines() if id in line]
+    assert f"POST {CHAT} - from 127.0.0.1: 404 model_not_found (model): The model 'another" in line
+    assert await refusals() == before + 1
 
 
 async def test_case_23_frames_that_are_no_json_objects(port: int) -> None:

@@ -215,6 +215,27 @@ async def test_a_second_signal_ends_at_once(serve: Serve) -> None:
         await ended(server, terminate(server), 0)
 
 
+async def test_who_lives_at_the_second_signal_is_told_too(serve: Serve) -> None:
+    answers: list[Answer] = []
+    with serve(draining(30).replace("slots = 200", "slots = 2")) as server:
+        async with connect(server.port) as wire, trio.open_nursery() as nursery:
+            head = await wire.open(CHAT, chat(ENDLESS))
+
+            async def whole_answer() -> None:
+                answers.append(await ask(server.port, "POST", COMPLETIONS, completion(ENDLESS)))
+
+            for _ in range(2):  # the second one waits for a slot
+                nursery.start_soon(whole_answer)
+            await all_live(server, 3)
+            terminate(server)
+            await noticed(server)
+            began = terminate(server)
+            assert Streamed(head, await wire.frames()).reason == "draining"
+        assert [answer.status for answer in answers] == [503, 503]
+        await ended(server, began, 0)
+        assert "client left" not in server.log
+
+
 async def test_an_engine_that_hangs_delays_nothing(serve: Serve) -> None:
     with serve(draining(0.3)) as server:
         async with connect(server.port) as wire:

@@ -74,8 +74,40 @@ def _grammar_for(kind: str, source: str) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if kind == "json_schema":
+        source = json.dumps(closed(json.loads(source)))
         return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": WHITESPACE})
     return grammar_from(kind, source)  # type: ignore[arg-type]  # its Literal has "regex" and "grammar"
+
+
+_JOINS = ("allOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef")
+_OPENS = ("additionalProperties", "patternProperties", "propertyNames", "minProperties", "$ref", "anyOf", "oneOf")
+
+
+def closed(schema: Any) -> Any:
+    """`schema`, where an object that lists its properties has no others, unless it says so.
+
+    What matches it matches `schema` too. JSON Schema allows any others, and small models go on inventing them. Where a
+    schema joins others, or one of its objects asks for more than it lists, nothing is changed.
+    """
+    text = json.dumps(schema)
+    return schema if any(f'"{word}":' in text for word in _JOINS) else _closed(schema)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    part = {
+        key: value if key in ("const", "enum", "default", "examples") else _closed(value)
+        for key, value in schema.items()
+    }
+    listed = schema.get("properties")
+    if isinstance(listed, dict) and not any(word in schema for word in _OPENS):
+        wanted = schema.get("required", [])
+        if isinstance(wanted, list) and all(isinstance(name, str) and name in listed for name in wanted):
+            part["additionalProperties"] = False
+    return part
 
 
 def check(tokenizer: Any, kind: str, source: str) -> tuple[str | None, str, str]:

@@ -44,7 +44,8 @@ def chat_command(
     from tokenflow.cli.talk import Talk  # here, for the HTTP client is slow to import
 
     options = {"max_tokens": max_tokens, "temperature": temperature}
-    talk = Talk(url=url.rstrip("/"), key=key, model=model, options=options)
+    url = url.rstrip("/").removesuffix("/v1")  # as it is given to an SDK
+    talk = Talk(url=url, key=key, model=model, options=options)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     if message is None and _is_terminal():
         converse(talk, history)

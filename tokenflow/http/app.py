@@ -17,10 +17,14 @@ from tokenflow.http.pages import Pages
 from tokenflow.http.routes import debug, generation, models, probes, streams, tokens, ws
 from tokenflow.http.transport import ClientDisconnected, Traffic
 from tokenflow.http.websocket import WebsocketConnection
-from tokenflow.service.service import Service
+from tokenflow.service.service import Service, new_id
 
 log = logging.getLogger("tokenflow.http")
 
+REFUSALS = (*range(400, 500), 503)
+"""Statuses of what was refused, and did not fail."""
+LOGGED_CHARS = 200
+"""Of an error's message."""
 BODY_REASONS = {413: "body", 408: "body_timeout"}
 """What the transport's count calls them."""
 
@@ -60,7 +64,7 @@ def create_app(service: Service, traffic: Traffic | None = None) -> QuartTrio:
     app.before_request(who)
     app.after_request(tell_browsers)
     app.before_request(_refuse_codings)
-    app.register_error_handler(TokenflowError, _refuse)
+    app.register_error_handler(TokenflowError, partial(_refuse, service.config.server.name, traffic))
     app.register_error_handler(HTTPException, partial(_refuse_http, traffic))
     app.register_error_handler(ClientDisconnected, _left)
     app.register_error_handler(Exception, _fault)
@@ -70,9 +74,18 @@ def create_app(service: Service, traffic: Traffic | None = None) -> QuartTrio:
     return app
 
 
-async def _refuse(error: TokenflowError) -> Response:
+async def _refuse(server: str, traffic: Traffic, error: TokenflowError) -> Response:
     response = refusal(error)
-    log.info("%s %s %s: %d %s", request.method, request.path, g.get("key", "-"), response.status_code, error.code)
+    id = new_id(server)  # there is no stream, but something to quote, and to look for in the log
+    response.headers["X-Request-Id"] = id
+    if response.status_code in REFUSALS:
+        traffic.refused[error.code] += 1
+    about = "" if error.param is None else f" ({error.param})"
+    said = error.message.encode("unicode_escape").decode()[:LOGGED_CHARS]  # it may repeat what the client sent
+    log.info(
+        *("%s %s %s %s from %s: %d %s%s: %s", id, request.method, request.path, g.get("key", "-")),
+        *(request.remote_addr, response.status_code, error.code, about, said),
+    )
     _without_frames(error)  # a stream's error is kept with its log: not the frames of this request too
     return response
 

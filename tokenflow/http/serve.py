@@ -31,7 +31,7 @@ from tokenflow.service.service import Service
 
 log = logging.getLogger("tokenflow.http")
 
-LAST_WORDS_S = 0.25
+LAST_WORDS_S = 0.6
 """After the drain's end, for the error event to reach its reader before the socket is closed."""
 ENDS_WITHIN_S = 1.75
 """After the drain, or after a signal that ends at once: a supervisor that kills after `drain_s` + 2 s never has to."""
@@ -62,7 +62,7 @@ async def run(config: Config, registry: Registry, *, on_ready: Callable[[str], N
     with listener, closing(last_resort), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             ready, stop = trio.Event(), trio.Event()
-            nursery.start_soon(_heed, signals, ready, stop, nursery.cancel_scope, last_resort)
+            nursery.start_soon(_heed, signals, ready, stop, service, nursery.cancel_scope, last_resort)
 
             def answers(url: str) -> None:
                 ready.set()
@@ -104,7 +104,12 @@ async def _serve(service: Service, listener: socket.socket, stop: trio.Event, on
 
 
 async def _heed(
-    signals: AsyncIterator[int], ready: trio.Event, stop: trio.Event, scope: trio.CancelScope, last_resort: _LastResort
+    signals: AsyncIterator[int],
+    ready: trio.Event,
+    stop: trio.Event,
+    service: Service,
+    scope: trio.CancelScope,
+    last_resort: _LastResort,
 ) -> None:
     """The first signal drains; a second one, or one while the models still load, ends at once."""
     async for number in signals:
@@ -112,9 +117,12 @@ async def _heed(
         if stop.is_set() or not ready.is_set():
             log.warning("%s: ending at once", name)
             last_resort.expect_end(draining=False)
+            with trio.move_on_after(LAST_WORDS_S):
+                await service.end_streams()
             scope.cancel()
         else:
-            log.info("%s: draining; live streams may go on for a while, a second signal ends them at once", name)
+            drain_s = service.config.server.drain_s
+            log.info("%s: draining; live streams may go on for %g s, a second signal ends them at once", name, drain_s)
             last_resort.expect_end(draining=True)
             stop.set()
 

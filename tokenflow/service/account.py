@@ -68,10 +68,15 @@ class Account:
             )
         )
 
-    def slot_taken(self, started: Started, now: float) -> None:
-        """One sequence has its slot; the first one ends the queue."""
-        self._prompt += started.prompt_tokens
-        self._cached += started.cached_tokens
+    def slot_taken(self, started: Started, now: float, *, again: bool) -> None:
+        """One sequence has its slot; the first one ends the queue.
+
+        Args:
+            again: it is another choice for a prompt that has been counted: as OpenAI does, once.
+        """
+        if not again:
+            self._prompt += started.prompt_tokens
+            self._cached += started.cached_tokens
         if self._slot_at is None:
             self._slot_at = now
             self._emit(

@@ -47,6 +47,11 @@ GOING_DOWN = "The server is shutting down. Ask again: another replica, or this o
 log = logging.getLogger("tokenflow.service")
 
 
+def new_id(server: str) -> str:
+    """A stream's name: nobody guesses it, and a proxy finds the replica in it."""
+    return f"{server}-{secrets.token_hex(16)}"
+
+
 class Model:
     """One `[models.<id>]`: its engine's host, its waiting room, and what judges requests for it."""
 
@@ -173,7 +178,7 @@ class Service:
             return known, known.attach()
         self._refuse_if_draining()
         model = self.model(request.model)
-        id = f"{self.config.server.name}-{secrets.token_hex(16)}"
+        id = new_id(self.config.server.name)
         try:
             plan = await model.planner.plan(request, model.engine, id)
         except ValueError as exc:  # an engine's tokenizer refused
@@ -258,17 +263,17 @@ class Service:
         self.drain_begun.set()
         with trio.move_on_after(self.config.server.drain_s):
             await self._wait_no_streams()
-        self.end_streams()
-        await self._wait_no_streams()
+        await self.end_streams()
 
     async def _wait_no_streams(self) -> None:
         while self.live_streams:
             await self._stream_ended.park()
 
-    def end_streams(self) -> None:
-        """End every live stream with `draining`."""
+    async def end_streams(self) -> None:
+        """End every live stream with `draining`; returns when their readers have it too, or have gone."""
         for stream in list(self._streams.values()):
             stream.cancel("server", Draining(GOING_DOWN, retry_after_s=1.0))
+        await self._wait_no_streams()
 
     # --- for probes and pages ---------------------------------------------------------------------------------------
 

@@ -199,18 +199,19 @@ class Stream:
     @property
     def state(self) -> StreamState:
         """What it is doing, for who asks."""
+        done = self.phase is Phase.DONE
         return StreamState(
             id=self.identity.id,
             model=self.identity.model,
             created=self.created,
             phase=self.phase.value,
-            paused=self.paused and self.phase is not Phase.DONE,
+            paused=self.paused and not done,
             readers=len(self._readers),
             first_n=self._log.oldest,
             last_n=self._log.head,
             on_disconnect=self.attendance.on_disconnect,
-            finish_reasons=tuple(self._reasons),
-            reason=self._ended_as.reason if self.phase is Phase.DONE else None,
+            finish_reasons=self._said_reasons if self._ended_as.code is None and done else tuple(self._reasons),
+            reason=self._ended_as.reason if done else None,
             error=self._ended_as.code,
             usage=self._account.usage,
             age_s=trio.current_time() - self._admitted_at,
@@ -456,7 +457,7 @@ class Stream:
             self._coalescer.flush()
             self._coalescer = None
         self._finish_messages()
-        reasons = tuple(reason or "cancelled" for reason in self._reasons)
+        reasons = self._said_reasons
         ended = Ended(reasons, self._account.usage, sum(self._untold))
         if None not in self._reasons:
             return Outcome(reasons[0], "engine"), ended
@@ -474,6 +475,11 @@ class Stream:
             return Outcome("error", "server", timeout.code), Failed(timeout)
         error = EngineError("The engine ended this sequence without a reason.")
         return Outcome("error", "engine", error.code), Failed(error)
+
+    @property
+    def _said_reasons(self) -> tuple[FinishReason, ...]:
+        """Of a stream that has ended without an error, as its readers are told."""
+        return tuple(reason or "cancelled" for reason in self._reasons)
 
     def _timeout(self) -> TokenflowError:
         match self._deadline.code:
@@ -493,7 +499,7 @@ class Stream:
         if isinstance(event, Delta):
             self._on_delta(index, event, now)
         elif isinstance(event, Started):
-            self._account.slot_taken(event, now)
+            self._account.slot_taken(event, now, again=index % self.asked.n != 0)
             if self.phase is Phase.QUEUE:
                 self._move_deadline(self._deadline.slot_taken, now)
         elif isinstance(event, Finished):

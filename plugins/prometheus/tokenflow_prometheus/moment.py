@@ -74,7 +74,7 @@ class Moment(Collector):
         )
         refusals = CounterMetricFamily(
             "tokenflow_refusals_total",
-            "Connections and requests that were refused before any handler saw them, by the limit that they met.",
+            "Connections and requests that were refused, by the limit that they met or the error's code.",
             labels=("reason",),
         )
         for reason, count in self.now.refused.items():

@@ -40,6 +40,7 @@ REASONS = (
     *BY_STATUS.values(),
     *("connections", "address", "pipelined", "streams", "resets"),
     *("body", "body_timeout"),  # counted by the application, which reads bodies
+    *("queue_full", "replay_full", "draining", "invalid_api_key"),  # and its errors' codes, of which these are watched
 )
 
 
