@@ -124,7 +124,10 @@ class Generation:
     # At once: see `AtOnce`.
 
     def write(self, record: Record[StreamEvent]) -> bool | None:
-        return self.socket.send_nowait(self.frame(record)) if self.socket.ready else None
+        if not self.socket.ready:
+            return None
+        assert isinstance(record.event, Delta)
+        return self.socket.send_nowait(self.encoder.delta(record.n, record.source, record.event))
 
     async def flush(self) -> None:
         await self.socket.flush()
