@@ -25,9 +25,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that a server was asked to serve; it is ready at once and ends."""
     configs: list[Config] = []
 
-    async def run(config: Config, registry: object, *, on_ready: Callable[[str], None]) -> None:
+    async def run(config: Config, registry: object, *, on_ready: Callable[[str, bool], None]) -> None:
         configs.append(config)
-        on_ready("http://127.0.0.1:9")
+        on_ready("http://127.0.0.1:9", True)
 
     monkeypatch.setattr("tokenflow.http.serve.run", run)
     return configs
@@ -78,7 +78,14 @@ def test_an_engine_that_does_not_open(run, folder: Path) -> None:
 def test_the_curl_line_survives_a_shell() -> None:
     key = KeyConfig(name="a", sha256="a" * 64)
     config = Config(auth=AuthConfig(keys=(key,)), models={"it's $HOME": ModelConfig(engine="x", options=None)})
-    words = shlex.split(curl_line(config, "http://h:1"))
+    words = shlex.split(curl_line(config, "http://h:1", True))
     assert words[:3] == ["curl", "-N", "http://h:1/v1/chat/completions"]
     assert "Authorization: Bearer $TOKENFLOW_KEY" in words
     assert words[-1].startswith('{"model": "it\\u0027s $HOME", "stream": true')
+
+
+def test_a_model_without_a_chat_template_is_asked_to_complete() -> None:
+    config = Config(models={"m": ModelConfig(engine="x", options=None)})
+    words = shlex.split(curl_line(config, "http://h:1", False))
+    assert words[2] == "http://h:1/v1/completions"
+    assert '"prompt"' in words[-1] and "messages" not in words[-1]

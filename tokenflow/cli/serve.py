@@ -39,20 +39,23 @@ GC_THRESHOLDS = (10_000, 3, 10)
 own thresholds, collections that find nothing take a third of what opening a stream costs."""
 
 
-def announce(config: Config, url: str) -> None:
+def announce(config: Config, url: str, chats: bool) -> None:
     """Say where the server is and how to try it; the last thing before it serves."""
     gc.collect()
     gc.freeze()  # what is here now stays: no collection need look at it again
     gc.set_threshold(*GC_THRESHOLDS)
     models = ", ".join(config.models)
-    click.echo(f"Serving {models} on {url}\nTry it:\n  {curl_line(config, url)}\nor: tokenflow chat --url {url}")
+    click.echo(f"Serving {models} on {url}\nTry it:\n  {curl_line(config, url, chats)}")
+    if chats:
+        click.echo(f"or: tokenflow chat --url {url}")
 
 
-def curl_line(config: Config, url: str) -> str:
+def curl_line(config: Config, url: str, chats: bool) -> str:
     """A line to paste into a shell that streams from the first model."""
     model = next(iter(config.models))
-    message = {"role": "user", "content": "Say hello."}
-    body = {"model": model, "stream": True, "temperature": 0, "max_tokens": 64, "messages": [message]}
+    body = {"model": model, "stream": True, "temperature": 0, "max_tokens": 64}
+    body |= {"messages": [{"role": "user", "content": "Say hello."}]} if chats else {"prompt": "Once upon a time"}
+    route = "/v1/chat/completions" if chats else "/v1/completions"
     quoted = json.dumps(body).replace("'", "\\u0027")  # a quote in a model's id would end the shell's string
     key = '-H "Authorization: Bearer $TOKENFLOW_KEY" ' if config.auth.keys else ""
-    return f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{quoted}'"
+    return f"curl -N {url}{route} {key}-H 'Content-Type: application/json' -d '{quoted}'"

@@ -45,11 +45,12 @@ MAX_FRAME_BYTES = 1_048_576
 """Of a WebSocket message from a client; a larger one is a close with 1009."""
 
 
-async def run(config: Config, registry: Registry, *, on_ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until a signal says otherwise.
+OnReady = Callable[[str, bool], None]
+"""Called once the server answers, with its URL and whether its first model can be talked with."""
 
-    Args:
-        on_ready: called with the server's URL once it answers.
+
+async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda url, chats: None) -> None:
+    """Serve until a signal says otherwise.
 
     Raises:
         StartupError: the port, the certificate, a sink or an engine could not be had.
@@ -66,7 +67,7 @@ async def run(config: Config, registry: Registry, *, on_ready: Callable[[str], N
 
             def answers(url: str) -> None:
                 ready.set()
-                on_ready(url)
+                on_ready(url, service.model("").chats)
 
             async with alongside(service.run):
                 await _serve(service, listener, stop, answers)

@@ -66,7 +66,10 @@ class Model:
         info = self.host.info
         self.admission.slots = self.admission.free = info.slots
         config = self._config
-        self.planner = Planner(info, self._chat(info), config.limits, config.timeouts, config.stream, config.replay)
+        chat = self._chat(info)
+        self.chats = chat is not None
+        """It has a template to be talked with."""
+        self.planner = Planner(info, chat, config.limits, config.timeouts, config.stream, config.replay)
 
     def _chat(self, info: EngineInfo) -> ChatModel | None:
         """How it is talked with: as the configuration says, else as the model's file does."""
