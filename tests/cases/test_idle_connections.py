@@ -8,6 +8,8 @@ import httpx2
 import pytest
 import trio
 
+from tests.e2e.wire import connect
+
 IDLE_S = (6, 30, 59)
 
 
@@ -28,3 +30,10 @@ async def use_twice(port: int, idle_s: float) -> None:
             assert answer.status_code == 200
             addresses.append(answer.extensions["network_stream"].get_extra_info("client_addr"))
         assert len(set(addresses)) == 1, "it is the same connection"
+
+
+async def test_a_connection_has_no_number_of_requests(port: int) -> None:
+    """Hypercorn's own limit is a thousand, and a client with one request on its way at that moment loses it."""
+    async with connect(port) as wire:
+        for _ in range(1100):
+            assert (await wire.ask("GET", "/health/live")).status == 200

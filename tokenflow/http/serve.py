@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
@@ -201,6 +202,7 @@ def hypercorn_config(config: Config) -> HypercornConfig:
     """What Hypercorn is to know of ours."""
     hypercorn = HypercornConfig()
     hypercorn.keep_alive_timeout = KEEP_ALIVE_S
+    hypercorn.keep_alive_max_requests = sys.maxsize  # by default 1,000: nobody is better off after that
     hypercorn.include_server_header = False
     hypercorn.accesslog = None
     hypercorn.errorlog = logging.getLogger("tokenflow.http")
