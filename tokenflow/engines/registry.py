@@ -173,8 +173,8 @@ class Registry:
         close = difflib.get_close_matches(name, there, n=1)
         meant = f"did you mean {close[0]}? Otherwise install" if close else "install"
         return (
-            f'no plugin offers the {kind} "{name}"; {meant} the package that does, or name its file in '
-            f"[plugins] files (installed: {', '.join(there) or 'none'})"
+            f'no plugin offers the {kind} "{name}"; {meant} the package that does (likely tokenflow-{name}), or name '
+            f"its file in [plugins] files (installed: {', '.join(there) or 'none'})"
         )
 
     def _load(self, key: str, name: str, origin: str, load: Callable[[], Any]) -> None:
