@@ -16,6 +16,7 @@ from tokenflow.api import (
     EngineError,
     Event,
     Finished,
+    Released,
     Sequence,
     SequenceRequest,
     Started,
@@ -88,6 +89,33 @@ async def test_who_waits_is_asked_again_when_somebody_is_parked(
         with trio.fail_after(100 * STEP_S):
             await waiting.returned.wait()
         assert waiting.finished is not None
+
+
+class Releasing(PlainStepper):
+    can_release = True
+
+    def release(self, seq: Sequence) -> None:
+        self.remove(seq)
+
+
+async def test_a_slot_that_comes_free_for_one_that_has_just_been_cancelled_is_nobodys(
+    ask: Ask, autojump_clock: MockClock
+) -> None:
+    loop = StepLoop(Releasing(slots=1))
+    async with serving(loop, pace=pace), company(loop) as group:
+        victim = group.start(ask(max_tokens=50), Recorder(window=2, follow=False))
+        await victim.wait_deltas(2)
+        victim.accept(2)
+        victim.send.give_up_slot()
+        await victim.until(lambda recorder: isinstance(recorder.events[-1], Released))
+        victim.scope.cancel()
+        while not loop._commands:  # the cancel is on its way
+            await trio.lowlevel.checkpoint()
+        victim.send.take_slot()
+        await victim.returned.wait()
+        other = group.start(ask(max_tokens=3))
+        await other.returned.wait()
+        assert other.finished is not None and loop.held == 0
 
 
 async def test_a_quiet_loop_takes_no_steps(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:

@@ -53,6 +53,41 @@ async def starts_within(r: Rig, seconds: float) -> None:
     assert r.engine.stepper.made[stream.identity.id] == 3
 
 
+async def paused_in_the_queue(r: Rig, prompt: str) -> tuple[Stream, StreamReader]:
+    stream, reader = await r.open(prompt, max_tokens=50)
+    stream.pause()
+    return stream, reader
+
+
+async def left_in_the_queue(r: Rig, prompt: str) -> tuple[Stream, StreamReader]:
+    stream, reader = await r.open(prompt, max_tokens=50, attendance=PAUSE)
+    reader.close()
+    return stream, reader
+
+
+async def without_credit(r: Rig, prompt: str) -> tuple[Stream, StreamReader]:
+    stream, reader = await r.open(prompt, max_tokens=50)
+    reader.allow(0)
+    return stream, reader
+
+
+@pytest.mark.parametrize("how", [paused_in_the_queue, left_in_the_queue, without_credit])
+async def test_one_that_could_do_nothing_from_the_start_gives_way_too(autojump_clock: MockClock, how: Any) -> None:
+    async with open_rig(slots=2, tokens_per_s=20) as r:
+        for i in range(2):
+            stream, reader = await how(r, f"prompt {i}")
+        await trio.sleep(2)
+        await starts_within(r, 1.0)
+        stream.resume()
+        if reader.closed:
+            reader = stream.attach()
+        reader.allow(1000)
+        assert text(await read_all(reader)) == generate("prompt 1", 50)
+        r.service.last_stream.cancel("client")
+        for stream in list(r.service._streams.values()):
+            stream.cancel("client")
+
+
 @pytest.mark.parametrize("how", [paused, left, stalled])
 async def test_one_more_starts_within_a_second_whatever_the_others_do(autojump_clock: MockClock, how: Any) -> None:
     async with open_rig(slots=3, tokens_per_s=20, stream={"window": 4}) as r:

@@ -476,6 +476,7 @@ class StepLoop:
         if seq.state is SequenceState.GONE:
             return
         if seq.state is SequenceState.WAITING:
+            seq.away = False  # a slot that comes free for it just now finds nobody
             self._away.pop(seq, None)
             if seq in self._waiting:  # not so for one whose `add` has not been applied
                 self._waiting.remove(seq)

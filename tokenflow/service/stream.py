@@ -502,6 +502,7 @@ class Stream:
             self._account.slot_taken(event, now, again=index % self.asked.n != 0)
             if self.phase is Phase.QUEUE:
                 self._move_deadline(self._deadline.slot_taken, now)
+            self._note_idleness(now)  # it may have been paused, or left, while it waited
         elif isinstance(event, Finished):
             self._reasons[index] = event.reason
         elif isinstance(event, Released):
