@@ -88,6 +88,8 @@ async def test_case_24_options_without_a_key_or_an_origin(guarded: int) -> None:
     answer = await ask(guarded, "OPTIONS", CHAT)
     assert (answer.status, set((answer.head["allow"] or "").split(", "))) == (204, {"POST", "OPTIONS"})
     assert_not_readable(answer.head)
+    answer = await ask(guarded, "OPTIONS", "/v1/streams/some")
+    assert {"GET", "DELETE"} < set((answer.head["allow"] or "").split(", ")), "a page may cancel"
     assert (await ask(guarded, "OPTIONS", "/nowhere")).error["code"] == "not_found"
 
 

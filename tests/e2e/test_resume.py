@@ -301,8 +301,26 @@ async def test_looking_pausing_resuming_and_cancelling_by_id(port: int) -> None:
         rest = events(raws(await wire.frames()))
     assert [json.loads(e.data)["choices"][0]["finish_reason"] for e in rest[-3:-2]] == ["cancelled"]
     state = (await ask(port, "GET", f"/v1/streams/{id}", headers=ALICE)).json
-    assert (state["state"], state["finish_reasons"]) == ("done", [None])
+    assert (state["state"], state["finish_reasons"]) == ("done", ["cancelled"])
     assert state["first_n"] == 1 and state["usage"]["completion_tokens"] >= state["last_n"] - 1
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("*/*", "application/json"),
+        ("TEXT/EVENT-STREAM", "text/event-stream; charset=utf-8"),
+        ("application/json, text/event-stream", "text/event-stream; charset=utf-8"),
+        ("text/event-stream;q=0, application/json", "application/json"),
+    ],
+)
+async def test_events_are_for_who_accepts_them(port: int, accept: str, kind: str) -> None:
+    async with connect(port) as wire:
+        id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=3))
+        await wire.frames()
+    assert (await ask(port, "GET", f"/v1/streams/{id}", headers=ALICE | {"Accept": accept})).head[
+        "content-type"
+    ] == kind
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "POST"])

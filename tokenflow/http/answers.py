@@ -9,12 +9,13 @@ from quart import Response
 from werkzeug.exceptions import HTTPException
 
 from tokenflow.dialects.errors import envelope, error_headers, error_status
+from tokenflow.dialects.openai_frames import utf8
 from tokenflow.errors import TokenflowError
 
 
 def answer(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """`body` as JSON."""
-    data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    data = utf8(json.dumps(body, ensure_ascii=False, separators=(",", ":")))
     response = Response(data, status=status, content_type="application/json")
     response.headers.update(headers or {})
     return response

@@ -52,7 +52,9 @@ def create_app(service: Service, traffic: Traffic | None = None) -> QuartTrio:
         if request.path not in OPEN:
             pages.check(request.headers)
         if request.method == "OPTIONS" and request.url_rule is not None:
-            methods = ", ".join(sorted(request.url_rule.methods or ()))
+            paths = app.create_url_adapter(request)
+            assert paths is not None
+            methods = ", ".join(sorted(paths.allowed_methods()))
             return nothing({"Allow": methods} | pages.preflight(request.headers, methods))
         authenticate(request, service.config.auth)
         return None

@@ -165,7 +165,8 @@ class Planner:
             _at_most(len(request.grammar.source), limits.max_grammar_chars, request.grammar.param, "characters")
         if request.logprobs is not None:
             most = min(limits.max_top_logprobs, self._info.max_logprobs)
-            _at_most(request.logprobs, most, "top_logprobs", "alternatives")
+            chat = isinstance(request.prompts[0], ChatPrompt)
+            _at_most(request.logprobs, most, "top_logprobs" if chat else "logprobs", "alternatives")
 
     def _check_capabilities(self, request: GenerationRequest) -> None:
         can = self._info.capabilities

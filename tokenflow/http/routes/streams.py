@@ -29,7 +29,8 @@ def register(app: QuartTrio, service: Service) -> None:
     @app.get("/v1/streams/<id>")
     async def look(id: str) -> Response:
         stream = service.stream(id, g.key)
-        reads = "text/event-stream" in request.headers.get("Accept", "") or "Last-Event-ID" in request.headers
+        accepts_events = any(kind.lower() == "text/event-stream" and q > 0 for kind, q in request.accept_mimetypes)
+        reads = accepts_events or "Last-Event-ID" in request.headers
         if request.method == "HEAD" or not reads:
             return answer(state_object(stream.state))
         return _read_on(service, stream, _after(id), _dialect(stream))
