@@ -99,7 +99,7 @@ class Releasing(PlainStepper):
 
 
 async def test_a_slot_that_comes_free_for_one_that_has_just_been_cancelled_is_nobodys(
-    ask: Ask, autojump_clock: MockClock
+    ask: Ask, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = StepLoop(Releasing(slots=1))
     async with serving(loop, pace=pace), company(loop) as group:
@@ -108,10 +108,15 @@ async def test_a_slot_that_comes_free_for_one_that_has_just_been_cancelled_is_no
         victim.accept(2)
         victim.send.give_up_slot()
         await victim.until(lambda recorder: isinstance(recorder.events[-1], Released))
+        post = loop._post
+
+        def post_and_take(command: str, seq: Sequence) -> None:
+            post(command, seq)
+            if command == "cancel":
+                victim.send.take_slot()  # another's has come free at this very moment
+
+        monkeypatch.setattr(loop, "_post", post_and_take)
         victim.scope.cancel()
-        while not loop._commands:  # the cancel is on its way
-            await trio.lowlevel.checkpoint()
-        victim.send.take_slot()
         await victim.returned.wait()
         other = group.start(ask(max_tokens=3))
         await other.returned.wait()
