@@ -6,8 +6,6 @@ client that does not read holds up everything for it and nothing else, and what 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -69,8 +67,6 @@ class Socket:
         self._heartbeat_s = heartbeat_s
         self._heartbeat = heartbeat
         self._turn = trio.Lock()
-        self._in_line = 0
-        self._clock = trio.lowlevel.current_clock()
         self._written_at = trio.current_time()
 
     async def send(self, frame: str) -> None:
@@ -79,17 +75,8 @@ class Socket:
         Raises:
             ClientDisconnected: there is nobody to have it.
         """
-        async with self._my_turn():
+        async with self._turn:
             await self._write(frame)
-
-    @asynccontextmanager
-    async def _my_turn(self) -> AsyncIterator[None]:
-        self._in_line += 1
-        try:
-            async with self._turn:
-                yield
-        finally:
-            self._in_line -= 1
 
     async def _write(self, frame: str) -> None:
         await self._websocket.send(frame)
@@ -98,12 +85,12 @@ class Socket:
     @property
     def ready(self) -> bool:
         """Nobody writes or waits to, and the client keeps up: `send_nowait` may be used."""
-        return self._direct is not None and not self._in_line and self._direct.ready
+        return self._direct is not None and not self._turn.locked() and self._direct.ready
 
     def send_nowait(self, frame: str) -> bool:
         """Only while `ready`. True: the kernel has `frame`. False: a part of it is held, and `flush` waits for it."""
         assert self._direct is not None
-        self._written_at = self._clock.current_time()
+        self._written_at = trio.current_time()
         return self._direct.send_nowait(frame)
 
     async def flush(self) -> None:
@@ -115,11 +102,11 @@ class Socket:
         """Fill silence, until cancelled."""
         while True:
             await trio.sleep_until(self._written_at + self._heartbeat_s)
-            async with self._my_turn():
+            async with self._turn:
                 if trio.current_time() >= self._written_at + self._heartbeat_s:
                     await self._write(self._heartbeat)
 
     async def close(self, code: int, reason: str) -> None:
         """Say goodbye, after what is being written."""
-        async with self._my_turn():
+        async with self._turn:
             await self._websocket.close(code, reason)

@@ -124,10 +124,7 @@ class Generation:
     # At once: see `AtOnce`.
 
     def write(self, record: Record[StreamEvent]) -> bool | None:
-        if not self.socket.ready:
-            return None
-        assert isinstance(record.event, Delta)
-        return self.socket.send_nowait(self.encoder.delta(record.n, record.source, record.event))
+        return self.socket.send_nowait(self.frame(record)) if self.socket.ready else None
 
     async def flush(self) -> None:
         await self.socket.flush()
