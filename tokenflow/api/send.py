@@ -148,7 +148,7 @@ class Send(trio.abc.SendChannel[Event]):
         self.limit = limit
         if self._listener is not None:
             self._listener(limit)
-        if self._room is not None and not self.stalled:
+        if not self.stalled:
             self._make_room()
 
     def _make_room(self) -> None:

@@ -122,11 +122,7 @@ class StreamEncoder:
         if not delta.logprobs and len(text) <= self._short:
             if not text:
                 return b""
-            try:
-                encoded = encode_basestring(text).encode()
-            except UnicodeEncodeError:
-                encoded = utf8(encode_basestring(text))
-            frame = self._before[index] + encoded + self._after
+            frame = self._before[index] + utf8(encode_basestring(text)) + self._after
             return frame if event_id is None else _id_line(event_id) + frame
         return _with_id(list(self._split(index, delta)), event_id)
 

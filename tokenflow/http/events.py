@@ -122,9 +122,7 @@ class EventBody(ResponseBody):
         now = self._clock.current_time()
         if self._direct is None or not self._direct.ready or now < self._at_once_at + TOGETHER_S:
             return None
-        assert isinstance(record.event, Delta)
-        id = None if self._event_id is None else f"{self._event_id}:{record.n}"
-        data = self._encoder.delta(record.source, record.event, event_id=id)
+        data = self._encode(record)
         self._written_at = self._at_once_at = now
         return not data or self._direct.send_nowait(data)
 
