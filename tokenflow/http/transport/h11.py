@@ -215,7 +215,8 @@ def _asks_for_websocket(request: h11.Request) -> bool:
     connection = b",".join(value for name, value in request.headers if name == b"connection")
     tokens = {token.strip().lower() for token in connection.split(b",")}
     upgrade = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
-    return request.method == b"GET" and b"upgrade" in tokens and upgrade == [b"websocket"]
+    # Of several the last, as Hypercorn has it: a stream that it makes itself is not ours, and outlives its client.
+    return request.method.upper() == b"GET" and b"upgrade" in tokens and upgrade[-1:] == [b"websocket"]
 
 
 def _settings_hold(request: h11.Request) -> bool:
