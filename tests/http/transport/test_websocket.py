@@ -248,6 +248,50 @@ async def test_a_bad_handshake_is_a_400(serving: Any, connect: Any, request_: by
     assert (await client.wait_closed()).startswith(b"HTTP/1.1 400 ")
 
 
+ODD = {
+    "Upgrade twice, to WebSocket last": (UPGRADE.replace(b"Upgrade: w", b"Upgrade: other\r\nUpgrade: w", 1), 101),
+    "Upgrade twice, to WebSocket first": (UPGRADE + b"Upgrade: other\r\n", 200),
+    "Upgrade with a space that no header has": (UPGRADE.replace(b"websocket", b"websocket\x1f"), 400),
+    "Upgrade with a space that is not ASCII": (UPGRADE.replace(b"websocket", b"websocket\xa0"), 400),
+    "Connection with a space that no header has": (UPGRADE.replace(b", Upgrade", b", Upgrade\x1f"), 101),
+    "Connection with a space that is not ASCII": (UPGRADE.replace(b", Upgrade", b", Upgrade\xa0"), 400),
+    "the method in small letters": (UPGRADE.replace(b"GET", b"get"), 101),
+}
+
+
+@pytest.mark.parametrize(("handshake", "status"), ODD.values(), ids=ODD)
+async def test_an_odd_handshake_is_not_left_to_hypercorn(
+    serving: Any, connect: Any, config: Any, caplog: pytest.LogCaptureFixture, handshake: bytes, status: int
+) -> None:
+    """Stock: its stream is compressed, and its task that pings outlives the client."""
+
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await echo(scope, receive, send)
+        else:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})
+
+    config.websocket_ping_interval = 60
+    address = await serving(handler)
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    client = await connect(address)
+    frames = Frames(client)
+    await frames.send(handshake + b"Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
+    head = await frames.head()
+    assert head.startswith(b"HTTP/1.1 %d " % status) and b"extensions" not in head.lower()
+    if status == 101:
+        await frames.send(frame(TEXT, b"hello"))
+        assert await frames.get() == (TEXT, b"hello")
+    elif status == 400:
+        assert b"application/json" in head  # and not the empty body that Hypercorn has for it
+        await client.wait_closed()
+    await client.leave("close")
+    await wait_all_tasks_blocked(0.02)
+    assert trio.lowlevel.current_statistics().tasks_living == tasks
+    assert not caplog.records
+
+
 async def test_data_before_the_answer_is_a_400_that_ends_the_application(
     serving: Any, connect: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -212,11 +212,13 @@ class CorrectedH11Protocol(H11Protocol):
 
 
 def _asks_for_websocket(request: h11.Request) -> bool:
-    connection = b",".join(value for name, value in request.headers if name == b"connection")
-    tokens = {token.strip().lower() for token in connection.split(b",")}
-    upgrade = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
-    # Of several the last, as Hypercorn has it: a stream that it makes itself is not ours, and outlives its client.
-    return request.method.upper() == b"GET" and b"upgrade" in tokens and upgrade[-1:] == [b"websocket"]
+    # As Hypercorn reads it, of several Upgrades the last and without the spaces that only a `str` strips: a stream that
+    # it makes itself is not ours, and outlives its client.
+    values = [(name, value.decode("latin-1").strip().lower()) for name, value in request.headers]
+    connection = ",".join(value for name, value in values if name == b"connection")
+    tokens = {token.strip() for token in connection.split(",")}
+    upgrade = [value for name, value in values if name == b"upgrade"]
+    return request.method.upper() == b"GET" and "upgrade" in tokens and upgrade[-1:] == ["websocket"]
 
 
 def _settings_hold(request: h11.Request) -> bool:

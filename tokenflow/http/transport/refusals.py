@@ -9,6 +9,7 @@ from .limits import Limits
 _TARGET = re.compile(rb"/|https?://[^/?#]+/", re.IGNORECASE)
 # Legal in no host, but a proxy or a URL parser that reads on may take something else for the host.
 _NOT_IN_HOST = re.compile(rb"[/?#@\\]")
+_OF_TOKENS = (b"connection", b"upgrade", b"sec-websocket-")
 
 MESSAGES = {
     400: "The request is not valid HTTP, or frames its body in two ways, or its target is not a path.",
@@ -30,7 +31,7 @@ def refusal(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]
         return 400
     if any(name == b"host" and _NOT_IN_HOST.search(value) for name, value in headers):
         return 421
-    if any(name.startswith(b"sec-websocket-") and not value.isascii() for name, value in headers):
+    if any(name.startswith(_OF_TOKENS) and not value.isascii() for name, value in headers):
         return 400  # RFC 6455 section 4.1: tokens; Hypercorn's reader of them knows nothing else
     # The libraries look at the length of what is incomplete, so they let through what arrives in one piece.
     if len(headers) > limits.max_headers or sum(len(n) + len(v) for n, v in headers) > limits.max_header_bytes:
