@@ -200,7 +200,7 @@ async def test_an_unknown_id_is_a_404_and_generates_nothing(port: int) -> None:
     assert (await ask(port, "GET", "/_debug/generated", headers=ALICE)).json["total"] == before
 
 
-async def test_a_busy_server_answers_a_browser_so_that_it_tries_again(port: int) -> None:
+async def test_a_busy_server_answers_a_browser_so_that_it_tries_again(server: Server, port: int) -> None:
     async with connect(port) as hog, connect(port) as waiting:
         await opened(hog, "GET", "/stream?prompt=hog&model=one&on_disconnect=cancel&max_tokens=4000")
         await opened(waiting, "GET", "/stream?prompt=waits&model=one&on_disconnect=cancel")
@@ -210,6 +210,8 @@ async def test_a_busy_server_answers_a_browser_so_that_it_tries_again(port: int)
             frames = raws(await wire.frames())
         assert head.status == 200
         assert re.fullmatch(rb'event: error\nretry: 1000\ndata: \{"error":\{.*"code":"queue_full"\}\}', frames[0])
+    [line] = [line for line in server.log.splitlines() if str(head["x-request-id"]) in line]
+    assert "GET /stream alice from 127.0.0.1: 503 queue_full" in line
 
 
 # --- streams by id ----------------------------------------------------------------------------------------------------

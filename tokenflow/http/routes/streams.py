@@ -6,7 +6,8 @@ stops an `EventSource` for good.
 
 from __future__ import annotations
 
-from quart import Response, g, request
+from quart import Response, after_this_request, g, request
+from quart.typing import ResponseTypes
 from quart_trio import QuartTrio
 
 from tokenflow.dialects.small import SmallEncoder, parse_query
@@ -73,7 +74,12 @@ async def _event_source(service: Service) -> Response:
         raise
     except Overloaded as exc:  # EventSource gives up for good on any status but 200
         frame = SmallEncoder("", "", 0, False).failure(exc)
-        return Response(frame, headers=HEADERS)
+
+        @after_this_request
+        async def say_so(refused: ResponseTypes) -> Response:
+            return Response(frame, headers=HEADERS | {"X-Request-Id": refused.headers["X-Request-Id"]})
+
+        raise
     return as_events(service, stream, reader, TOKENS, ids=asked.attendance.resumable)
 
 
