@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tokenflow.cli import main
 from tokenflow.config import Config, ServerConfig, schema, template
 from tokenflow.config.docs import field_docs, summary
 from tokenflow.config.load import SECTIONS
+from tokenflow.config.model import ChatConfig
 from tokenflow.config.shape import keys
 from tokenflow.engines.registry import Registry
 
@@ -139,6 +141,14 @@ def test_the_whole_configuration_is_what_the_command_writes() -> None:
     assert (ROOT / "conf/tokenflow.toml").read_text() == written.stdout, (
         "write it anew: tokenflow config template > conf/tokenflow.toml"
     )
+
+
+def test_each_key_that_is_a_file_says_what_it_is_relative_to() -> None:
+    registry = Registry()
+    classes = [*SECTIONS.values(), ChatConfig, registry.engine_config("llamacpp"), registry.sink_config("ledger")]
+    told = {key: help for cls in classes for key, help in field_docs(cls).items() if re.search(r"\bfiles?\b", help)}
+    assert told.keys() == {"tls_certificate", "tls_key", "files", "template_file", "model", "path"}
+    assert [help for help in told.values() if "elative to the " not in help] == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.toml")), ids=lambda path: path.name)

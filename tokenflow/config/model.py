@@ -34,9 +34,10 @@ class ServerConfig:
     name: Name = "tf"
     """The replica's name, the first part of every stream id, so that a proxy can route by it: letters, digits, `_`."""
     tls_certificate: str | None = None
-    """PEM file with the certificate and its chain; set, it serves HTTPS, HTTP/2 included. Needs `tls_key`."""
+    """PEM file with the certificate and its chain, relative to the working directory; set, it serves HTTPS, HTTP/2
+    included. Needs `tls_key`."""
     tls_key: str | None = None
-    """PEM file with the certificate's private key."""
+    """PEM file with the certificate's private key, relative to the working directory."""
     drain_s: Annotated[float, Ge(0)] = 20.0
     """On SIGTERM live streams may go on for this long."""
     backlog: Count = 2048

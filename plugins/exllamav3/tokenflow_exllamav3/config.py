@@ -19,7 +19,7 @@ class Exl3Config:
     """An EXL3 model on this machine's GPUs."""
 
     model: str
-    """The directory with config.json, tokenizer.json and the *.safetensors files."""
+    """The directory with config.json, tokenizer.json and the *.safetensors files, relative to the working directory."""
     slots: Annotated[int, Ge(1), Le(256)] = 8
     """Sequences decoded at once; more wait for a slot."""
     context_length: Annotated[int, Ge(8)] | None = None

@@ -28,7 +28,7 @@ class LlamaConfig:
     """A GGUF model in llama.cpp, inside this process."""
 
     model: str = SMOLLM2.name
-    """A name that `tokenflow pull` knows, or the path of a GGUF file."""
+    """A name that `tokenflow pull` knows, or the path of a GGUF file, relative to the working directory."""
     slots: Annotated[int, Ge(1), Le(256)] = 8
     """Sequences decoded at once; more wait for a slot."""
     context_length: Annotated[int, Ge(8)] | None = None
