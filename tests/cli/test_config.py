@@ -30,6 +30,19 @@ def test_all_problems_on_stderr(run, folder: Path) -> None:
     )
 
 
+def test_check_looks_for_the_files_of_models(run, folder: Path) -> None:
+    models = '[models.a]\nengine = "llamacpp"\nmodel = "a.gguf"\n[models.b]\nengine = "llamacpp"\nmodel = "b.gguf"\n'
+    (folder / "x.toml").write_text(models + "[server]\nport = true\n")
+    result = run("config", "check", "-c", "x.toml")
+    assert (result.exit_code, result.stdout) == (1, "")
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith(f"tokenflow: x.toml:3: models.a.model: {folder}/a.gguf: there is no such model file; ")
+    assert lines[1].startswith(f"tokenflow: x.toml:6: models.b.model: {folder}/b.gguf: there is no such model file; ")
+    assert lines[2].startswith("tokenflow: x.toml:8: server.port: ")
+    (folder / "x.toml").write_text(models)
+    assert run("config", "show", "-c", "x.toml").exit_code == 0
+
+
 def test_show(run, folder: Path) -> None:
     result = run("config", "show", "--set", "models.m.api_key=hunter2", "--set", "server.port = 9")
     assert result.exit_code == 0

@@ -97,6 +97,12 @@ class FakeCatalogue:
 
     sink_config = engine_config
 
+    def engine_missing(self, name: str, options: Any) -> list[tuple[str, str]]:
+        if getattr(options, "times", 0) == 404:
+            raise PluginError("the plugin failed to look")
+        file = getattr(options, "file", None)
+        return [("file", f"there is no file {file}; name another")] if file else []
+
 
 Load = Callable[..., Loaded]
 Problems = Callable[..., list[str]]
@@ -113,11 +119,13 @@ def load_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalogue: FakeCa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
 
-    def load_it(text: str | bytes, env: Mapping[str, str] | None = None, **overrides: Any) -> Loaded:
+    def load_it(
+        text: str | bytes, env: Mapping[str, str] | None = None, *, look: bool = False, **overrides: Any
+    ) -> Loaded:
         path = Path("conf/x.toml")
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-        return load(path, env or {}, dotted, catalogue)
+        return load(path, env or {}, dotted, catalogue, look=look)
 
     return load_it
 

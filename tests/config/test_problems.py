@@ -348,6 +348,18 @@ def test_a_folder_is_no_file(tmp_path: Path, catalogue) -> None:
     assert caught.value.problems == [f"{tmp_path}: cannot be read: Is a directory; name a readable file with -c"]
 
 
+def test_files_of_models_are_looked_for_where_that_is_asked(load_text, problems_of) -> None:
+    text = '[models.a]\nengine = "echo"\nfile = "a.bin"\n[models.b]\nengine = "echo"\ntimes = 404\n[models.c]\n'
+    text += 'engine = "echo"\nfile = "c.bin"\ntime = 1\n[models.d]\nengine = "echo"\n'
+    assert problems_of(text, look=True, models__d__file="d.bin") == [
+        "conf/x.toml:3: models.a.file: there is no file a.bin; name another",
+        "conf/x.toml:5: models.b.engine: the plugin failed to look",
+        "conf/x.toml:10: models.c.time: unknown key; did you mean times?",
+        "--set models.d.file: models.d.file: there is no file d.bin; name another",
+    ]
+    assert load_text(text.replace("time = 1\n", "")).config.models.keys() == {"a", "b", "c", "d"}
+
+
 def test_all_problems_at_once_in_the_order_of_the_file(problems_of) -> None:
     text = '[models.a]\nengine = "nope"\n[server]\nport = "x"\nhost = 1979-05-27\nhots = 1\n'
     text += "[limits]\nmax_n = 0\n[sinks.nope]"

@@ -226,6 +226,19 @@ def test_models_of_loaded_engines(empty: Registry, write) -> None:
     assert empty.models()["tiny"].requirement == "tiny==1"
 
 
+def test_files_that_are_missing(empty: Registry, write) -> None:
+    text = ENGINE.format(name="echo")
+    look = "open=open_it, missing=lambda config: [('times', str(1 // config.times))])]"
+    empty.load_file(write("mine.py", text.replace("open=open_it)]", look, 1)))
+    empty.load_file(write("other.py", name="other"))
+    config = empty.engine_config("echo")
+    assert empty.engine_missing("echo", config()) == [("times", "1")]
+    assert empty.engine_missing("other", empty.engine_config("other")()) == []
+    assert refusal(empty.engine_missing, "echo", config(times=0)) == (
+        '"echo" failed to look for its files: ZeroDivisionError: integer division or modulo by zero; mend the plugin'
+    )
+
+
 def test_one_distribution_with_several_plugins(install) -> None:
     modules = {"tst_a": ENGINE.format(name="tsta"), "tst_b": ENGINE.format(name="tstb"), "tst_c": "1 / 0"}
     install("tokenflow-tst", {"tsta": "tst_a", "tstb": "tst_b", "tstc": "tst_c"}, **modules)

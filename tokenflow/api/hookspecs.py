@@ -31,6 +31,10 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 C = TypeVar("C")
 
 
+def _nothing(config: object) -> Iterable[tuple[str, str]]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlugin(Generic[C]):
     """An engine that can be opened.
@@ -42,12 +46,15 @@ class EnginePlugin(Generic[C]):
         open: opens the engine for as long as the context lasts. Heavy imports belong inside. Raises `StartupError`
             with a line for people when it cannot. If what it runs fails later, it cancels its body and raises.
         models: files that `tokenflow pull NAME` can fetch for it.
+        missing: what `tokenflow config check` says of files that a configuration names and that cannot be read: the
+            key, and what is wrong with the way out. It only looks.
     """
 
     name: str
     config: type[C]
     open: Callable[[C], AbstractAsyncContextManager[Engine]]
     models: tuple[ModelSource, ...] = ()
+    missing: Callable[[C], Iterable[tuple[str, str]]] = _nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

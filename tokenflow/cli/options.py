@@ -43,11 +43,11 @@ def config_options(command: F) -> F:
 
 
 def open_config(
-    path: Path | None, sets: Iterable[str], flags: Mapping[str, Flag] | None = None
+    path: Path | None, sets: Iterable[str], flags: Mapping[str, Flag] | None = None, *, look: bool = False
 ) -> tuple[Loaded, Registry]:
-    """Load the configuration and the plugins that it names. Raises ConfigError."""
+    """Load the configuration and the plugins that it names; `look` whether its files are there. Raises ConfigError."""
     registry = Registry()
-    loaded = load(find_config(path), os.environ, _overrides(sets) | dict(flags or {}), registry)
+    loaded = load(find_config(path), os.environ, _overrides(sets) | dict(flags or {}), registry, look=look)
     return loaded, registry
 
 

@@ -7,7 +7,7 @@ check notes its problems and goes on, so that one run shows all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, get_type_hints
@@ -42,6 +42,10 @@ class Catalogue(Protocol):
         """The configuration class of a sink."""
         ...
 
+    def engine_missing(self, name: str, options: Any) -> Iterable[tuple[str, str]]:
+        """Files that an engine's options name and that cannot be read: the key, and what to do."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
@@ -57,6 +61,8 @@ def load(
     env: Mapping[str, str],
     overrides: Mapping[str, object],
     catalogue: Catalogue,
+    *,
+    look: bool = False,
 ) -> Loaded:
     """Load a configuration.
 
@@ -66,6 +72,7 @@ def load(
         overrides: by dotted key. Strings are read like those of the environment. `Flag(name, value)` says which flag
             a value came from; otherwise it is taken to be `--set`.
         catalogue: knows the plugins; those that the configuration names are asked for, no others.
+        look: whether the files of models are there, too.
 
     Raises:
         ConfigError: with every problem, one line each.
@@ -78,6 +85,8 @@ def load(
     if isinstance(sections["plugins"], PluginsConfig):
         _load_files(raw, sections["plugins"], catalogue)
     models = dict(_models(raw, catalogue))
+    if look:
+        _look(raw, models, catalogue)
     sinks = dict(_sinks(raw, catalogue))
     raw.raise_problems()
     config = Config(**sections, models=models, sinks=sinks)
@@ -155,6 +164,18 @@ def _models(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, ModelConfig]]
                 raw.problem((*path, "engine"), exc.message)
             else:
                 yield name, ModelConfig(engine=engine, options=instance, chat=_chat(raw, path, table))
+
+
+def _look(raw: Raw, models: Mapping[str, ModelConfig], catalogue: Catalogue) -> None:
+    for name, model in models.items():
+        path = ("models", name)
+        if model.options is None:
+            continue  # what is wrong with them is noted
+        try:
+            for key, text in catalogue.engine_missing(model.engine, model.options):
+                raw.problem((*path, key), text)
+        except PluginError as exc:
+            raw.problem((*path, "engine"), exc.message)
 
 
 def _chat(raw: Raw, model: KeyPath, table: dict[str, Any]) -> ChatConfig:

@@ -133,6 +133,15 @@ class Registry:
         """The configuration class of a sink. Raises PluginError."""
         return self.sink(name).config
 
+    def engine_missing(self, name: str, options: object) -> list[tuple[str, str]]:
+        """Files that an engine's options name and that cannot be read: key, and what to do. Raises PluginError."""
+        try:
+            return list(self.engine(name).missing(options))
+        except PluginError:
+            raise
+        except Exception as exc:
+            raise PluginError(f'"{name}" failed to look for its files: {_reason(exc)}; mend the plugin') from exc
+
     def plugins(self) -> tuple[Plugin, ...]:
         """The plugins loaded so far."""
         return tuple(self._plugins.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenflow_exllama.models import chat_templates
+from tokenflow_exllama.models import chat_templates, missing_directories, model_directory
 
 
 def settings(folder: Path, template: object) -> None:
@@ -22,6 +22,18 @@ def test_templates_of_a_model(tmp_path: Path) -> None:
     assert chat_templates(tmp_path) == {"default": "a", "tool_use": "b"}
     settings(tmp_path, [{"name": "rag", "template": "c"}])
     assert chat_templates(tmp_path)["default"] == "c", "the only one is what there is"
+
+
+def test_what_config_check_says_of_directories(tmp_path: Path) -> None:
+    def look(path: str) -> Path:
+        return model_directory(path, kind="EXL3 model", not_read={})
+
+    paths = {"model": str(tmp_path / "nowhere"), "draft_model": None}
+    line = f"{tmp_path}/nowhere: there is no such directory; give the directory of an EXL3 model"
+    assert list(missing_directories(paths, look)) == [("model", line)]
+    for name in ("config.json", "tokenizer.json", "x.safetensors"):
+        (tmp_path / name).write_text("{}")
+    assert list(missing_directories({"model": str(tmp_path)}, look)) == []
 
 
 def test_a_file_counts_before_the_settings(tmp_path: Path) -> None:

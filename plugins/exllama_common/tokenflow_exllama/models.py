@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,16 @@ def model_directory(path: str, *, kind: str, not_read: Mapping[str, str], files:
     if method in not_read:
         raise StartupError(f"{directory}: this model is quantized as {method!r}; {not_read[method]}.")
     return directory
+
+
+def missing_directories(paths: Mapping[str, str | None], look: Callable[[str], object]) -> Iterator[tuple[str, str]]:
+    """What is wrong with each directory that is named, by its key. `look` raises StartupError where something is."""
+    for key, path in paths.items():
+        try:
+            if path is not None:
+                look(path)
+        except StartupError as exc:
+            yield key, exc.message.removesuffix(".")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,10 +12,11 @@ engine      all of it as an `Engine`
 from tokenflow.api import EnginePlugin, hookimpl
 from tokenflow_exllamav2.config import Exl2Config
 from tokenflow_exllamav2.engine import open_exllamav2
+from tokenflow_exllamav2.loading import missing
 
 __all__ = ["Exl2Config", "open_exllamav2"]
 
 
 @hookimpl
 def register_engines() -> list[EnginePlugin[Exl2Config]]:
-    return [EnginePlugin(name="exllamav2", config=Exl2Config, open=open_exllamav2)]
+    return [EnginePlugin(name="exllamav2", config=Exl2Config, open=open_exllamav2, missing=missing)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
 from tokenflow_exllama.models import (
     chat_templates,
     check_same_tokens,
+    missing_directories,
     model_directory,
     one_line,
     read_json,
@@ -230,6 +231,11 @@ def _warm_up(batch: Any, vocabulary: ExllamaVocabulary, samplers: Any, guesses: 
 
 
 # --- the library's own settings, model and cache ----------------------------------------------------------------------
+
+
+def missing(config: Exl2Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with the directories of models, by the key."""
+    return missing_directories({"model": config.model, "draft_model": config.draft_model}, _directory)
 
 
 def _directory(path: str) -> Path:

@@ -86,7 +86,11 @@ def refusal(config: Exl3Config) -> str:
 
 
 def test_no_such_directory(tmp_path: Path) -> None:
-    assert "there is no such directory" in refusal(Exl3Config(model=str(tmp_path / "nowhere")))
+    nowhere = str(tmp_path / "nowhere")
+    assert "there is no such directory" in refusal(Exl3Config(model=nowhere))
+    told = dict(loading.missing(Exl3Config(model=nowhere, draft_model=nowhere)))
+    assert told["model"].startswith(f"{nowhere}: there is no such directory; ")
+    assert told.keys() == {"model", "draft_model"}
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

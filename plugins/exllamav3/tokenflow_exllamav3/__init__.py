@@ -13,10 +13,11 @@ engine      all of it as an `Engine`
 from tokenflow.api import EnginePlugin, hookimpl
 from tokenflow_exllamav3.config import Exl3Config
 from tokenflow_exllamav3.engine import open_exllamav3
+from tokenflow_exllamav3.loading import missing
 
 __all__ = ["Exl3Config", "open_exllamav3"]
 
 
 @hookimpl
 def register_engines() -> list[EnginePlugin[Exl3Config]]:
-    return [EnginePlugin(name="exllamav3", config=Exl3Config, open=open_exllamav3)]
+    return [EnginePlugin(name="exllamav3", config=Exl3Config, open=open_exllamav3, missing=missing)]

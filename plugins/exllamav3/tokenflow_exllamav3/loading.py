@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
-from tokenflow_exllama.models import chat_templates, check_same_tokens, model_directory, one_line, weights_bytes
+from tokenflow_exllama.models import (
+    chat_templates,
+    check_same_tokens,
+    missing_directories,
+    model_directory,
+    one_line,
+    weights_bytes,
+)
 from tokenflow_exllama.progress import GivenUp, Progress
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary
 
@@ -130,6 +137,11 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         raise
     info = engine_info(config, main, draft, vocabulary)
     return Loaded(config=config, info=info, vocabulary=vocabulary, tokenizer=tokenizer, main=main, draft=draft)
+
+
+def missing(config: Exl3Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with the directories of models, by the key."""
+    return missing_directories({"model": config.model, "draft_model": config.draft_model}, _directory)
 
 
 def _directory(path: str) -> Path:

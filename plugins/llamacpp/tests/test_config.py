@@ -65,6 +65,14 @@ def test_neither_a_name_nor_a_file(cache: Path) -> None:
     )
 
 
+def test_what_config_check_says_of_the_file(cache: Path, tmp_path: Path) -> None:
+    (plugin,) = tokenflow_llamacpp.register_engines()
+    line = f"{SMOLLM2.path}: there is no such model file; fetch it with `tokenflow pull smollm2-135m-instruct`"
+    assert list(plugin.missing(LlamaConfig())) == [("model", line)]
+    (tmp_path / "x.gguf").touch()
+    assert list(plugin.missing(LlamaConfig(model=str(tmp_path / "x.gguf")))) == []
+
+
 def test_a_path(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").touch()
     assert model_path(str(tmp_path / "x.gguf"))[0] == tmp_path / "x.gguf"

@@ -11,7 +11,7 @@ engine      all of it as an `Engine`
 """
 
 from tokenflow.api import EnginePlugin, hookimpl
-from tokenflow_llamacpp.config import MODELS, SMOLLM2, LlamaConfig
+from tokenflow_llamacpp.config import MODELS, SMOLLM2, LlamaConfig, missing
 from tokenflow_llamacpp.engine import LlamaEngine, open_llama
 
 __all__ = ["SMOLLM2", "LlamaConfig", "LlamaEngine", "open_llama"]
@@ -19,4 +19,4 @@ __all__ = ["SMOLLM2", "LlamaConfig", "LlamaEngine", "open_llama"]
 
 @hookimpl
 def register_engines() -> list[EnginePlugin[LlamaConfig]]:
-    return [EnginePlugin(name="llamacpp", config=LlamaConfig, open=open_llama, models=MODELS)]
+    return [EnginePlugin(name="llamacpp", config=LlamaConfig, open=open_llama, models=MODELS, missing=missing)]

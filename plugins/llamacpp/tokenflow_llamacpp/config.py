@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -67,6 +68,14 @@ def model_path(model: str) -> tuple[Path, str]:
     if source is not None and (size := path.stat().st_size) != source.size:
         raise StartupError(f"{path}: this model file has {size} bytes instead of {source.size}; {way_out}.")
     return path, way_out
+
+
+def missing(config: LlamaConfig) -> Iterator[tuple[str, str]]:
+    """What is wrong with the model file, by its key."""
+    try:
+        model_path(config.model)
+    except StartupError as exc:
+        yield "model", exc.message.removesuffix(".")
 
 
 def _names() -> str:
