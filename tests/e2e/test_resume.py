@@ -307,6 +307,13 @@ async def test_looking_pausing_resuming_and_cancelling_by_id(port: int) -> None:
     assert state["first_n"] == 1 and state["usage"]["completion_tokens"] >= state["last_n"] - 1
 
 
+async def test_to_cancel_what_has_ended_is_no_error(port: int) -> None:
+    ended = await ask(port, "POST", "/v1/completions", completion("hello", model="m", max_tokens=1), ALICE)
+    path = f"/v1/streams/{ended.json['id']}"
+    assert (await ask(port, "DELETE", path, headers=ALICE)).status == 204
+    assert (await ask(port, "DELETE", path, headers=MALLORY)).status == 404
+
+
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [

@@ -254,6 +254,24 @@ async def test_cancelled_by_id_it_says_so_to_its_reader(autojump_clock: MockCloc
         stream.cancel("client")
 
 
+async def test_a_cancel_may_come_after_the_end(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenflow.service.service.REMEMBERED", 2)
+    async with open_rig() as r:
+        ids = []
+        for _ in range(3):
+            stream, reader = await r.open(max_tokens=1)
+            await read_all(reader)
+            ids.append(stream.identity.id)
+        await r.settle()
+        assert r.service.streams("-") == [], "none is kept"
+        for id in ids[1:]:
+            r.service.cancel(id, "-")
+        for id, key in [(ids[0], "-"), (ids[2], "mallory"), ("tf-0", "-")]:
+            with pytest.raises(StreamNotFound):
+                r.service.cancel(id, key)
+        assert [r.sink.ended(id).reason for id in ids] == ["length"] * 3
+
+
 async def test_a_stream_belongs_to_its_key(autojump_clock: MockClock) -> None:
     async with open_rig(tokens_per_s=10) as r:
         stream, reader = await r.open(attendance=PAUSE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import deque
 from collections.abc import Mapping
 from contextvars import Context
 
@@ -43,6 +44,9 @@ from tokenflow.service.stream import Stream
 from tokenflow.service.watch import Watch
 
 GOING_DOWN = "The server is shutting down. Ask again: another replica, or this one after its restart, will answer."
+
+REMEMBERED = 1024
+"""Streams that have ended and are not kept, and can still be cancelled: a cancel may come a moment after the end."""
 
 log = logging.getLogger("tokenflow.service")
 
@@ -123,6 +127,7 @@ class Service:
         """The newest stream, also when it has ended."""
         self._streams: dict[str, Stream] = {}
         self._ended: set[Stream] = set()  # of these: those that are only kept for replay
+        self._forgotten: deque[tuple[str, str]] = deque(maxlen=REMEMBERED)  # id, key
         self._stream_ended = trio.lowlevel.ParkingLot()
         self._idempotent: dict[tuple[str, str], tuple[bytes, Stream]] = {}
         replay = config.replay
@@ -234,6 +239,7 @@ class Service:
         finally:
             self._ended.discard(stream)
             del self._streams[stream.identity.id]
+            self._forgotten.append((stream.identity.id, stream.identity.key))
             if name[1] is not None and self._idempotent.get((name[0], name[1]), (b"", None))[1] is stream:
                 del self._idempotent[name[0], name[1]]
 
@@ -243,6 +249,11 @@ class Service:
         if stream is None or stream.identity.key != key:
             raise StreamNotFound(f"There is no stream {id[:100]!r}.")
         return stream
+
+    def cancel(self, id: str, key: str) -> None:
+        """Cancel `key`'s stream with that id. Where it has ended that is nothing. StreamNotFound if there was none."""
+        if id in self._streams or (id, key) not in self._forgotten:
+            self.stream(id, key).cancel("client")
 
     def streams(self, key: str) -> list[Stream]:
         """All live and replayable streams of `key`, oldest first."""

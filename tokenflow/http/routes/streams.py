@@ -38,7 +38,7 @@ def register(app: QuartTrio, service: Service) -> None:
 
     @app.delete("/v1/streams/<id>")
     async def cancel(id: str) -> Response:
-        service.stream(id, g.key).cancel("client")
+        service.cancel(id, g.key)
         return nothing()
 
     @app.post("/v1/streams/<id>/pause")
