@@ -1,9 +1,11 @@
 """Connections close when they should: asked to, idle, at the drain, and after an error, without losing an answer."""
 
+import ssl
 from functools import partial
 
 import pytest
 import trio
+import trustme
 from trio.testing import wait_all_tasks_blocked
 
 from tokenflow.http.transport import Limits, bind, serve
@@ -195,3 +197,95 @@ async def test_an_answer_survives_a_body_that_nobody_reads(serving, connect, ans
 
         await wait_all_tasks_blocked(0.02)
     assert (await client.response())[1] == b"ok"
+
+
+# --- over TLS: a client that is strict can tell an end from a cut -----------------------------------------------------
+
+
+@pytest.fixture
+def connect_tls(serving, connect, config, tmp_path):
+    """`await connect_tls(handler, **options of serve)`: a client that takes no end for one without a close_notify."""
+
+    async def connect_tls(handler, protocol="http/1.1", **options):
+        authority = trustme.CA()
+        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
+        config.certfile = config.keyfile = str(tmp_path / "both.pem")
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        context.set_alpn_protocols([protocol])
+        plain = await connect(await serving(handler, **options))
+        stream = trio.SSLStream(plain.stream, context, server_hostname="localhost")
+        await stream.do_handshake()
+        return stream
+
+    return connect_tls
+
+
+async def read_to_the_end(stream, seconds=2):
+    received = b""
+    with trio.fail_after(seconds):
+        while data := await stream.receive_some():
+            received += data
+    return received
+
+
+ENDS = {
+    "asked to": (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"200"),
+    "HTTP/1.0": (b"GET / HTTP/1.0\r\n\r\n", b"200"),
+    "refused": (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+    "a head that does not end": (b"GET / HTTP/1.1\r\n", b"408"),
+    "idle": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"200"),
+    "idle from the beginning": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("request_, status", ENDS.values(), ids=ENDS)
+async def test_an_end_is_told_from_a_cut(connect_tls, config, answer, request_, status):
+    """Stock: no close_notify."""
+    config.keep_alive_timeout = 0.1
+    stream = await connect_tls(answer, limits=Limits(header_timeout_s=0.1))
+    if request_:
+        await stream.send_all(request_)
+    assert (await read_to_the_end(stream))[9:12] == status
+
+
+async def test_an_end_of_http_2_is_told_from_a_cut(connect_tls, config):
+    config.keep_alive_timeout = 0.1
+    stream = await connect_tls(ok, "h2", limits=Limits(header_timeout_s=0.1))
+    await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    assert await read_to_the_end(stream)
+
+
+async def test_a_drain_is_told_from_a_cut(connect_tls, serving, answer):
+    stop = trio.Event()
+    stream = await connect_tls(answer, shutdown_trigger=stop.wait, drain_s=20)
+    await stream.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    received = b""
+    while not received.endswith(b"ok"):
+        received += await stream.receive_some()
+    stop.set()
+    assert await read_to_the_end(stream) == b""
+    await stream.aclose()
+    with trio.fail_after(1):
+        await serving.returned.wait()
+
+
+async def test_an_answer_over_tls_survives_a_body_that_nobody_reads(connect_tls, answer):
+    stream = await connect_tls(answer)
+    await stream.send_all(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n")
+    await wait_all_tasks_blocked(0.02)
+    await stream.send_all(b"x" * 500_000)  # after the end, and still read
+    assert (await read_to_the_end(stream)).endswith(b"ok")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_does_not_answer_the_end_is_left_in_a_moment(connect_tls, serving, reads):
+    stop = trio.Event()
+    stream = await connect_tls(ok, shutdown_trigger=stop.wait, drain_s=20)
+    await stream.send_all(ENDS["asked to"][0])
+    if reads:
+        await read_to_the_end(stream)
+    await wait_all_tasks_blocked(0.02)
+    stop.set()
+    with trio.fail_after(1.5):
+        await serving.returned.wait()

@@ -184,8 +184,8 @@ class Connection:
                 with suppress(*_NETWORK_ERRORS):
                     with self._reading:
                         await self._read_data()
-                    if self._in_head and not self._finished and self._reading.cancelled_caught:
-                        await self._refuse_late_head()
+                    if self._reading.cancelled_caught:
+                        await self._end()
             finally:
                 await self._leave()  # also cancelled: who waits in a shield for the client waits for this
         self._h11 = None
@@ -213,12 +213,31 @@ class Connection:
             self._reading.deadline = trio.current_time() + self._limits.header_timeout_s
         self._in_head = in_head
 
+    async def _end(self) -> None:
+        """The end is ours. Over TLS the client is told so: without, it can't tell it from a cut (RFC 8446, 6.1)."""
+        is_late = self._in_head and not self._finished
+        if is_late:
+            await self._refuse_late_head()
+        with trio.move_on_after(LINGER_S):
+            if isinstance(self._stream, trio.SSLStream):
+                await self._unwrap(self._stream)
+            elif is_late:
+                await self._read_data()
+
     async def _refuse_late_head(self) -> None:
         protocol = self.protocol.protocol
         assert isinstance(protocol, CorrectedH11Protocol)
         await protocol.refuse(408)
-        with trio.move_on_after(LINGER_S):
-            await self._read_data()
+
+    async def _unwrap(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
+        """Send a close_notify and the FIN, and read to the client's, whatever else comes."""
+        transport = stream.transport_stream
+        self._writer.close()
+        with suppress(trio.BrokenResourceError, trio.BusyResourceError):
+            await stream.unwrap()
+        self._sock.shutdown(socket.SHUT_WR)
+        while await transport.receive_some(MAX_RECV):
+            pass
 
     async def _leave(self) -> None:
         """The client is gone: wake a blocked sender, tell the applications."""
@@ -294,8 +313,11 @@ class Connection:
             self._reading.deadline = trio.current_time() + timeout_s
 
     def _finish(self) -> None:
-        """Everything is said: send a FIN, then wait a little for the client's."""
+        """Everything is said: send a FIN, then wait a little for the client's. Over TLS the reader does both."""
         self._finished = True
+        if self._tls:
+            self._reading.cancel()
+            return
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self._reading.deadline = trio.current_time() + LINGER_S
