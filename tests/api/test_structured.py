@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -41,7 +42,7 @@ class DiceStepper(PlainStepper):
             return [Step(1, b"", "stop")]
         matcher.accept(*tokens)
         steps = [Step(1, bytes([token])) for token in tokens]
-        return [*steps[:-1], steps[-1]._replace(finish="stop" if matcher.ended else None)]
+        return [*steps[:-1], replace(steps[-1], finish="stop" if matcher.ended else None)]
 
 
 class DiceEngine(LoopEngine):

@@ -46,7 +46,7 @@ class ReplayMachine(RuleBasedStateMachine):
         else:
             n = self.log.append(event, source)
         self.sealed = last
-        self.all.append(Record(n, event, source, RECORD_BYTES))
+        self.all.append(Record(n, event, source, 0.0, RECORD_BYTES))
         assert all(woken == [n] for _, woken in self.readers)
 
     @precondition(lambda self: self.sealed)
@@ -139,7 +139,7 @@ def test_without_a_reader_nothing_is_accepted() -> None:
     cursor = log.attach(lambda _: None)
     cursor.detach()
     assert credited == []
-    assert log.attach(lambda _: None).peek() == [Record(n, e, 0, RECORD_BYTES) for n, e in enumerate("abc", 1)]
+    assert log.attach(lambda _: None).peek() == [Record(n, e, 0, 0.0, RECORD_BYTES) for n, e in enumerate("abc", 1)]
 
 
 def test_a_reader_that_attaches_ahead_paces_at_once() -> None:

@@ -26,9 +26,10 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -49,8 +50,9 @@ from tokenflow.core.types import (
 from tokenflow.errors import EngineClosed, EngineError, EngineStuck
 
 
-class Step(NamedTuple):
-    """What one step made for one sequence.
+@dataclass(slots=True, init=False)  # its own __init__: most engines make one for every token
+class Step:
+    """What one step made for one sequence. It does not change: a stepper may give the same one again.
 
     Attributes:
         tokens: how many tokens were sampled (an end-of-sequence token counts), usually 1.
@@ -60,11 +62,25 @@ class Step(NamedTuple):
         error: this sequence failed; it ends alone. The rest is ignored.
     """
 
-    tokens: int = 1
-    piece: bytes = b""
-    finish: FinishReason | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
-    error: Exception | None = None
+    tokens: int
+    piece: bytes
+    finish: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...]
+    error: Exception | None
+
+    def __init__(
+        self,
+        tokens: int = 1,
+        piece: bytes = b"",
+        finish: FinishReason | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        error: Exception | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self.piece = piece
+        self.finish = finish
+        self.logprobs = logprobs
+        self.error = error
 
 
 class Sequence:

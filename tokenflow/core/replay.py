@@ -16,24 +16,36 @@ Pure: waking a reader, granting credit and telling of growth are callbacks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tokenflow.errors import ResumeWindowLost
 
 E = TypeVar("E")
 
-RECORD_BYTES = 248
-"""What Python keeps for a record beside its text: the tuple, the event, numbers and the list's part (measured)."""
+RECORD_BYTES = 230
+"""What Python keeps for a record beside its text: itself, the event, numbers and the list's part (measured)."""
 
 
-class Record(NamedTuple, Generic[E]):
-    """One numbered entry: what it says, and which sequence made it (-1: none alone)."""
+@dataclass(slots=True, init=False)  # its own __init__: that of a frozen one takes longer than all else here
+class Record(Generic[E]):
+    """One numbered entry. It does not change."""
 
     n: int
     event: E
     source: int
+    """Which sequence made it; -1: none alone."""
+    at: float
+    """When, in seconds on the caller's clock."""
     size: int
     """Bytes of memory, about."""
+
+    def __init__(self, n: int, event: E, source: int, at: float, size: int) -> None:
+        self.n = n
+        self.event = event
+        self.source = source
+        self.at = at
+        self.size = size
 
 
 class Bounds(NamedTuple):
@@ -111,16 +123,16 @@ class ReplayLog(Generic[E]):
     def statistics(self) -> Statistics:
         return Statistics(self.head, self.accepted, len(self._records), self.bytes, len(self._readers))
 
-    def seal(self, event: E) -> int:
+    def seal(self, event: E, *, at: float = 0.0) -> int:
         """Append the end; nothing can follow."""
-        return self.append(event, last=True)
+        return self.append(event, at=at, last=True)
 
-    def append(self, event: E, source: int = -1, *, size: int = 0, last: bool = False) -> int:
+    def append(self, event: E, source: int = -1, *, at: float = 0.0, size: int = 0, last: bool = False) -> int:
         """Number `event` and hand it to whoever waits. Returns its n. `size` is its own bytes, of text mostly."""
         if self.sealed:
             raise RuntimeError("the log is sealed")
         n = self._dropped + len(self._records) + 1
-        record = Record(n, event, source, size + RECORD_BYTES)
+        record = Record(n, event, source, at, size + RECORD_BYTES)
         self._records.append(record)
         self.sealed = last  # before waking: a reader that takes the end inline must find itself `at_end`
         self.bytes += record.size

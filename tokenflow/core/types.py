@@ -249,15 +249,24 @@ class Started:
     """How many of them came out of a prefix cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False)  # its own __init__: one is made for every token, and a frozen one takes long
 class Delta:
-    """New text. May be empty: a token was generated whose text is held (a stop string, half a character)."""
+    """New text. May be empty: a token was generated whose text is held (a stop string, half a character).
+
+    It does not change.
+    """
 
     text: str
-    tokens: int = 1
-    logprobs: tuple[TokenLogprob, ...] = ()
-    offset: int = field(default=0, kw_only=True)
+    tokens: int
+    logprobs: tuple[TokenLogprob, ...]
+    offset: int
     """Characters of the tokens before, where each has a log-probability. The stream counts them, not the engine."""
+
+    def __init__(self, text: str, tokens: int = 1, logprobs: tuple[TokenLogprob, ...] = (), *, offset: int = 0) -> None:
+        self.text = text
+        self.tokens = tokens
+        self.logprobs = logprobs
+        self.offset = offset
 
     @property
     def has_content(self) -> bool:
@@ -287,12 +296,26 @@ class CallPiece(NamedTuple):
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False)
 class MessageDelta(Delta):
     """A delta with more in it than text, which is the message's own content."""
 
-    reasoning: str = ""
-    calls: tuple[CallPiece, ...] = ()
+    reasoning: str
+    calls: tuple[CallPiece, ...]
+
+    def __init__(
+        self,
+        text: str,
+        tokens: int = 1,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        reasoning: str = "",
+        calls: tuple[CallPiece, ...] = (),
+        *,
+        offset: int = 0,
+    ) -> None:
+        Delta.__init__(self, text, tokens, logprobs, offset=offset)
+        self.reasoning = reasoning
+        self.calls = calls
 
     @property
     def has_content(self) -> bool:

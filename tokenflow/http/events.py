@@ -81,7 +81,6 @@ class EventBody(ResponseBody):
         self._handed_on = 0  # n of what was returned last: the transport has it when it asks for more
         self._written_at = 0.0
         self._at_once_at = -inf
-        self._clock = trio.lowlevel.current_clock()
 
     async def __aenter__(self) -> EventBody:
         return self
@@ -119,11 +118,10 @@ class EventBody(ResponseBody):
     # --- at once: see `AtOnce` ---
 
     def write(self, record: Record[StreamEvent]) -> bool | None:
-        now = self._clock.current_time()
-        if self._direct is None or not self._direct.ready or now < self._at_once_at + TOGETHER_S:
+        if self._direct is None or not self._direct.ready or record.at < self._at_once_at + TOGETHER_S:
             return None
         data = self._encode(record)
-        self._written_at = self._at_once_at = now
+        self._written_at = self._at_once_at = record.at
         return not data or self._direct.send_nowait(data)
 
     async def flush(self) -> None:

@@ -43,17 +43,23 @@ class Outcome:
 
 
 class Account:
-    """Counts and times of one stream. `now` is Trio's clock, in seconds."""
+    """Counts and times of one stream. `now` is Trio's clock, in seconds.
 
-    def __init__(self, identity: StreamIdentity, choices: int, now: float, emit: Emit) -> None:
+    Args:
+        identity: whose they are.
+        gaps: a counter for each of its sequences.
+        emit: takes the records of its life.
+    """
+
+    def __init__(self, identity: StreamIdentity, gaps: list[GapCounter], now: float, emit: Emit) -> None:
         self.identity = identity
         self._emit = emit
-        self._choices = choices
+        self._choices = len(gaps)
         self._admitted_at = now
         self._slot_at: float | None = None
         self._first_token_at: float | None = None
         self._cancelled_at: float | None = None
-        self._gaps = [GapCounter() for _ in range(choices)]
+        self._gaps = gaps
         self._prompt = self._cached = self._generated = self._delivered = 0
         emit(
             lifecycle.Admitted(
@@ -64,7 +70,7 @@ class Account:
                 key=identity.key,
                 route=identity.route,
                 stream=identity.stream,
-                choices=choices,
+                choices=self._choices,
             )
         )
 
@@ -83,9 +89,10 @@ class Account:
                 lifecycle.SlotTaken(id=self.identity.id, model=self.identity.model, queue_s=now - self._admitted_at)
             )
 
-    def token(self, index: int, delta: Delta, now: float) -> None:
+    def token(self, gaps: GapCounter, delta: Delta, now: float) -> None:
+        """A delta came from the sequence whose counter that is."""
         self._generated += delta.tokens
-        self._gaps[index].token(now)
+        gaps.token(now)
         if self._first_token_at is None:
             self._first_token_at = now
             slot_at = self._admitted_at if self._slot_at is None else self._slot_at

@@ -7,41 +7,43 @@ from collections.abc import Callable
 import trio
 
 from tokenflow.core.types import Delta
+from tokenflow.service.choice import Choice
 
 
 class Coalescer:
-    """Merges deltas of each sequence and hands them on when their time is up, oldest sequence first.
+    """Merges deltas of each choice and hands them on when their time is up, oldest choice first.
+
+    A delta that joins another takes no room of its own: the two will be one record.
 
     Args:
-        append: takes (source, delta, how many events are in it).
-        merged: told the source of each event that joined another.
+        append: takes a choice, its delta, how many events are in that, and when it is.
         span_s: how long a delta may wait for others.
     """
 
-    def __init__(self, append: Callable[[int, Delta, int], None], merged: Callable[[int], None], span_s: float) -> None:
+    def __init__(self, append: Callable[[Choice, Delta, int, float], None], span_s: float) -> None:
         self._append = append
-        self._merged = merged
         self._span_s = span_s
-        self._held: dict[int, tuple[Delta, int]] = {}
+        self._held: dict[Choice, tuple[Delta, int]] = {}
         self._first = trio.Event()
 
-    def add(self, source: int, delta: Delta) -> None:
-        held = self._held.get(source)
+    def add(self, choice: Choice, delta: Delta) -> None:
+        held = self._held.get(choice)
         if held is None:
-            self._held[source] = (delta, 1)
+            self._held[choice] = (delta, 1)
             self._first.set()
         else:
             old, events = held
             delta = Delta(old.text + delta.text, old.tokens + delta.tokens, old.logprobs + delta.logprobs)
-            self._held[source] = (delta, events + 1)
-            self._merged(source)
+            self._held[choice] = (delta, events + 1)
+            choice.send.accept(1)
 
     def flush(self) -> None:
         """Hand on what is held."""
         held, self._held = self._held, {}
         self._first = trio.Event()
-        for source, (delta, events) in held.items():
-            self._append(source, delta, events)
+        now = trio.current_time()
+        for choice, (delta, events) in held.items():
+            self._append(choice, delta, events, now)
 
     async def run(self) -> None:
         """Flush in time, until cancelled."""

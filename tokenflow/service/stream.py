@@ -20,7 +20,7 @@ from math import inf
 
 import trio
 
-from tokenflow.api import Delta, Event, Finished, FinishReason, Released, Send, SequenceRequest, Started
+from tokenflow.api import Delta, Event, Finished, FinishReason, Released, SequenceRequest, Started
 from tokenflow.chat.reader import MessageReader
 from tokenflow.core.admission import Admission
 from tokenflow.core.credit import Grant, share_out
@@ -43,6 +43,7 @@ from tokenflow.errors import (
     first_error,
 )
 from tokenflow.service.account import Account, By, Emit, Outcome, StreamIdentity
+from tokenflow.service.choice import Choice
 from tokenflow.service.coalesce import Coalescer
 from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, Failed, StreamEvent
@@ -93,10 +94,10 @@ class Stream:
         "_account",
         "_admission",
         "_admitted_at",
-        "_away",
         "_called_off",
         "_cancel",
         "_cancel_error",
+        "_choices",
         "_clock",
         "_coalescer",
         "_deadline",
@@ -107,17 +108,12 @@ class Stream:
         "_log",
         "_logged",
         "_logs",
-        "_messages",
-        "_offsets",
         "_readers",
-        "_reasons",
         "_scope",
-        "_sends",
         "_sequences",
         "_slots_held",
         "_ticket",
         "_unread",
-        "_untold",
         "_watch",
         "asked",
         "attendance",
@@ -149,12 +145,13 @@ class Stream:
         self._slots_held = trio.Event()
         self._admission = admission
         self._ticket = admission.enter(len(sequences), self._slots_held.set)
-        self._away: set[int] = set()  # sequences that have given up their slots
         self.idle_since: float | None = None
         """Since when it holds slots and takes no steps; None: it does, or holds none."""
         self._clock = trio.lowlevel.current_clock()  # asked by every token: `trio.current_time` is the long way to it
         now = self._clock.current_time()
-        self._account = Account(identity, len(sequences), now, emit)
+        share = max(1, settings.window // len(sequences))
+        self._choices = [Choice(i, self._on_event, share, message) for i, message in enumerate(readers)]
+        self._account = Account(identity, [choice.gaps for choice in self._choices], now, emit)
         self._deadline = Deadline(settings.timeouts, now)
         self._scope = trio.CancelScope()
         self._called_off = False  # what the scope's own property says, which asks the clock
@@ -164,19 +161,13 @@ class Stream:
         self.attendance = settings.attendance
         self._logs = logs
         self._log: ReplayLog[StreamEvent] = logs.new(self._accept, on_read=self._account.read, keep=settings.kept)
-        share = max(1, settings.window // len(sequences))
-        self._sends = [Send(partial(self._on_event, i), window=share) for i in range(len(sequences))]
-        self._messages = readers
         span_s = settings.coalesce_s
-        self._coalescer = Coalescer(self._append_read, self._merged, span_s) if span_s else None
+        self._coalescer = Coalescer(self._append_read, span_s) if span_s else None
         self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
         self._forgotten = trio.Event()  # its log had to make room
         self._held_by_client = False  # paused through the API
-        self._reasons: list[FinishReason | None] = [None] * len(sequences)
-        self._offsets = [0] * len(sequences)  # see Delta.offset: for who comes back and has none before it
-        self._untold = [0] * len(sequences)  # tokens whose text is held: they count with the next delta
         self._ended_as = Outcome("stop", "engine")  # until it has ended
         self._admitted_at = now
         self._cancel: Outcome | None = None
@@ -189,7 +180,7 @@ class Stream:
     @property
     def well(self) -> bool:
         """It is alive, or ended as it should."""
-        return None not in self._reasons or not (self.phase is Phase.DONE or self._called_off)
+        return self._finished or not (self.phase is Phase.DONE or self._called_off)
 
     @property
     def repeatable(self) -> bool:
@@ -210,7 +201,9 @@ class Stream:
             first_n=self._log.oldest,
             last_n=self._log.head,
             on_disconnect=self.attendance.on_disconnect,
-            finish_reasons=self._said_reasons if self._ended_as.code is None and done else tuple(self._reasons),
+            finish_reasons=self._said_reasons
+            if self._ended_as.code is None and done
+            else tuple([choice.reason for choice in self._choices]),
             reason=self._ended_as.reason if done else None,
             error=self._ended_as.code,
             usage=self._account.usage,
@@ -224,7 +217,7 @@ class Stream:
     @property
     def generated_tokens(self) -> int:
         """Tokens that its engine has made so far, delivered or not."""
-        return self._account.usage.completion + sum(send.dropped for send in self._sends)
+        return self._account.usage.completion + sum([choice.send.dropped for choice in self._choices])
 
     # --- readers ----------------------------------------------------------------------------------------------------
 
@@ -306,12 +299,12 @@ class Stream:
         self._grant()
         # One that comes back far behind paces the engine again only once it has caught up.
         frozen = self.paused or self._log.behind
-        for send in self._sends:
+        for choice in self._choices:
             if frozen:
-                send.pause()
+                choice.send.pause()
             else:
-                send.resume()
-        starved = self._sends[0].most is not None and self._stalled  # also before the first token
+                choice.send.resume()
+        starved = self._choices[0].send.most is not None and self._stalled  # also before the first token
         now = trio.current_time()
         hold = partial(self._deadline.hold, stalled=self._stalled, paused=frozen or starved or self.slotless)
         self._move_deadline(hold, now)
@@ -324,18 +317,18 @@ class Stream:
     @property
     def slotless(self) -> bool:
         """It has been asked to give up its slots, and has none again."""
-        return self._sends[0].slotless
+        return self._choices[0].send.slotless
 
     @property
     def paused_or_left(self) -> bool:
         """Its silence is somebody's will, and not only a slow reader's."""
-        return self._sends[0].paused
+        return self._choices[0].send.paused
 
     def give_up_slots(self) -> None:
         """Let others have them; it goes on by itself once it has credit and slots again."""
         self.idle_since = None
-        for send in self._sends:
-            send.give_up_slot()
+        for choice in self._choices:
+            choice.send.give_up_slot()
         self._regulate()
 
     def _note_idleness(self, now: float) -> None:
@@ -347,26 +340,26 @@ class Stream:
             self.idle_since = now
             self._admission.on_change()
 
-    def _released(self, index: int) -> None:
+    def _released(self, choice: Choice) -> None:
         """A sequence's slot is free; the last one gives them all back."""
-        self._away.add(index)
-        if self.slotless and all(i in self._away or send.closed for i, send in enumerate(self._sends)):
+        choice.away = True
+        if self.slotless and all([choice.away or choice.send.closed for choice in self._choices]):
             self._ticket.leave()
             self._want_slots()
 
     def _want_slots(self) -> None:
         """Ask for slots again, if it could go on with them."""
-        if not any(send.has_credit for send in self._sends):
+        if not any([choice.send.has_credit for choice in self._choices]):
             return
         if self._ticket.held:  # it is called back before it was gone
             self._take_slots()
         elif self._ticket.gone:
-            count = sum(not send.closed for send in self._sends)
+            count = sum([not choice.send.closed for choice in self._choices])
             self._ticket = self._admission.enter(count, self._take_slots, back=True)
 
     def _take_slots(self) -> None:
-        for send in self._sends:
-            send.take_slot()
+        for choice in self._choices:
+            choice.send.take_slot()
         self._regulate()
         self._admission.on_change()
 
@@ -377,15 +370,16 @@ class Stream:
     def _grant(self) -> None:
         """Where every reader counts what it allows, the one that allows most binds the engine."""
         if None in (allowed := {reader.allowed for reader in self._readers}) or not allowed:
-            if self._sends[0].most is not None:
-                for send in self._sends:
-                    send.allow(None)
+            if self._choices[0].send.most is not None:
+                for choice in self._choices:
+                    choice.send.allow(None)
             return
         # A delta that waits in the coalescer is at most one record.
-        unlogged = sum(send.sent for send in self._sends) - self._logged
+        sends = [choice.send for choice in self._choices]
+        unlogged = sum([send.sent for send in sends]) - self._logged
         budget = max(0, max(n for n in allowed if n is not None) - self._log.head - unlogged)
-        grants = [Grant(send.sent, send.most or 0, not send.closed) for send in self._sends]
-        for send, most in zip(self._sends, share_out(budget, grants), strict=True):
+        grants = [Grant(send.sent, send.most or 0, not send.closed) for send in sends]
+        for send, most in zip(sends, share_out(budget, grants), strict=True):
             send.allow(most)
 
     # --- the stream's task ------------------------------------------------------------------------------------------
@@ -405,7 +399,7 @@ class Stream:
             self._ended_as, end = self._end(failure)
             phase = self._deadline.done()
             self._watch.forget(self)
-            self._log.seal(end)
+            self._log.seal(end, at=released_at)
             until = self.attendance.retention_s or 0.0
             self._logs.ended(self._log, trio.current_time() + until, self._forgotten.set)
             self._forget_what_was_asked()
@@ -413,7 +407,7 @@ class Stream:
                 with trio.move_on_after(TAIL_S):
                     await self._unread.wait()  # the tail may still be being read
             finally:
-                dropped = sum(send.dropped for send in self._sends)
+                dropped = sum([choice.send.dropped for choice in self._choices])
                 self._account.close(self._ended_as, phase, released_at, dropped)
 
     async def keep(self) -> None:
@@ -427,12 +421,14 @@ class Stream:
                 await self._unread.wait()
         finally:
             self._logs.forget(self._log)
-            for send in self._sends:
-                send.let_go()
+            for choice in self._choices:
+                choice.let_go()
 
     def _forget_what_was_asked(self) -> None:
         """An ended stream is kept for what it said: prompts may be a hundred times that."""
-        self._sequences, self._messages = (), ()
+        self._sequences = ()
+        for choice in self._choices:
+            choice.message = None
         prompts = tuple(TextPrompt(text="") for _ in self.asked.prompts)
         self.asked = replace(self.asked, prompts=prompts, user=None, stop=())
 
@@ -441,14 +437,14 @@ class Stream:
             await self._slots_held.wait()
         engine = self._host.engine
         if len(self._sequences) == 1 and self._coalescer is None:
-            await engine.generate(self._sequences[0], self._sends[0])
+            await engine.generate(self._sequences[0], self._choices[0].send)
             return
         async with trio.open_nursery() as nursery:
             if self._coalescer is not None:
                 nursery.start_soon(self._coalescer.run)
             async with trio.open_nursery() as generations:
-                for request, send in zip(self._sequences, self._sends, strict=True):
-                    generations.start_soon(engine.generate, request, send)
+                for request, choice in zip(self._sequences, self._choices, strict=True):
+                    generations.start_soon(engine.generate, request, choice.send)
             nursery.cancel_scope.cancel()
 
     def _end(self, failure: Exception | None) -> tuple[Outcome, StreamEvent]:
@@ -458,8 +454,8 @@ class Stream:
             self._coalescer = None
         self._finish_messages()
         reasons = self._said_reasons
-        ended = Ended(reasons, self._account.usage, sum(self._untold))
-        if None not in self._reasons:
+        ended = Ended(reasons, self._account.usage, sum([choice.untold for choice in self._choices]))
+        if self._finished:
             return Outcome(reasons[0], "engine"), ended
         if failure is not None:
             error = _as_ours(failure)
@@ -477,9 +473,18 @@ class Stream:
         return Outcome("error", "engine", error.code), Failed(error)
 
     @property
+    def _reasons(self) -> tuple[FinishReason | None, ...]:
+        return tuple([choice.reason for choice in self._choices])
+
+    @property
+    def _finished(self) -> bool:
+        """Every sequence has ended as it should."""
+        return None not in self._reasons
+
+    @property
     def _said_reasons(self) -> tuple[FinishReason, ...]:
         """Of a stream that has ended without an error, as its readers are told."""
-        return tuple(reason or "cancelled" for reason in self._reasons)
+        return tuple([reason or "cancelled" for reason in self._reasons])
 
     def _timeout(self) -> TokenflowError:
         match self._deadline.code:
@@ -494,91 +499,70 @@ class Stream:
 
     # --- what the engine sends, and what the readers take -----------------------------------------------------------
 
-    def _on_event(self, index: int, event: Event) -> None:
+    def _on_event(self, choice: Choice, event: Event) -> None:
         now = self._clock.current_time()
         if isinstance(event, Delta):
-            self._on_delta(index, event, now)
+            self._on_delta(choice, event, now)
         elif isinstance(event, Started):
-            self._account.slot_taken(event, now, again=index % self.asked.n != 0)
+            self._account.slot_taken(event, now, again=choice.index % self.asked.n != 0)
             if self.phase is Phase.QUEUE:
                 self._move_deadline(self._deadline.slot_taken, now)
             self._note_idleness(now)  # it may have been paused, or left, while it waited
         elif isinstance(event, Finished):
-            self._reasons[index] = event.reason
+            choice.reason = event.reason
         elif isinstance(event, Released):
-            self._released(index)
+            self._released(choice)
         else:
-            self._away.discard(index)
+            choice.away = False
             self._regrant()
 
-    def _on_delta(self, index: int, delta: Delta, now: float) -> None:
-        self._account.token(index, delta, now)
+    def _on_delta(self, choice: Choice, delta: Delta, now: float) -> None:
+        self._account.token(choice.gaps, delta, now)
         if not delta.has_content:
-            self._untold[index] += delta.tokens
+            choice.untold += delta.tokens
+        elif self._coalescer is not None:
+            self._coalescer.add(choice, choice.told(delta))
         else:
-            if self._untold[index]:
-                delta = Delta(delta.text, delta.tokens + self._untold[index], delta.logprobs)
-                self._untold[index] = 0
-            if self._coalescer is not None:
-                self._coalescer.add(index, delta)
-            elif self._messages[index] is not None:
-                self._append_read(index, delta, 1)
-            else:
-                self._append(index, delta, 1)
-        stalled = self._sends[index].stalled and self._stalled
+            self._append_read(choice, choice.told(delta), 1, now)
+        stalled = choice.send.stalled and self._stalled
         if self._in_time(now) and self._deadline.token(now, stalled=stalled) and self._deadline.at < self.known:
             self._watch.look_at(self)
         if stalled:
             self._note_idleness(now)
 
-    def _merged(self, index: int) -> None:
-        """A delta has joined another that waits: the two will be one record, and take the room of one."""
-        self._sends[index].accept(1)
+    def _append_read(self, choice: Choice, delta: Delta, events: int, now: float) -> None:
+        """Append what is certain of the message: it is read before it gets a number, so that it replays as it was."""
+        if choice.message is None:
+            self._append(choice, delta, events, now)
+        elif (message := choice.message.take(delta)) is not None:
+            self._append(choice, message, events, now)
+        else:
+            self._logged += events
+            choice.untold += delta.tokens
+            choice.send.accept(1)  # no record, no credit
+            self._regrant()
 
-    def _append(self, index: int, delta: Delta, events: int) -> None:
+    def _append(self, choice: Choice, delta: Delta, events: int, now: float) -> None:
         """Append `delta`, which is what `events` of the engine's have come to."""
         self._logged += events
-        if delta.logprobs:
-            delta = replace(delta, offset=self._offsets[index])
-            self._offsets[index] += sum([len(token.token) for token in delta.logprobs])
-        self._log.append(delta, index, size=delta.memory_bytes)
+        self._log.append(choice.placed(delta), choice.index, at=now, size=delta.memory_bytes)
         if events > 1:
             self._regrant()
 
-    def _append_read(self, index: int, delta: Delta, events: int) -> None:
-        """Append what is certain of the message: it is read before it gets a number, so that it replays as it was."""
-        reader = self._messages[index]
-        if reader is None:
-            self._append(index, delta, events)
-        elif (message := reader.take(delta)) is not None:
-            self._append(index, message, events)
-        else:
-            self._logged += events
-            self._untold[index] += delta.tokens
-            self._sends[index].accept(1)  # no record, no credit
-            self._regrant()
-
     def _finish_messages(self) -> None:
-        """Append what was held of each, and say why it ended as its client sees it."""
-        for index, reader in enumerate(self._messages):
-            if reader is None:
-                continue
-            tail, reason = reader.finish(self._reasons[index] or "cancelled")
-            if self._reasons[index] is not None:
-                self._reasons[index] = reason
-            if tail is not None:
-                tail = replace(tail, tokens=self._untold[index])
-                self._untold[index] = 0
-                self._append(index, tail, 0)
+        """Append what was held of each."""
+        for choice in self._choices:
+            if (tail := choice.finish_message()) is not None:
+                self._append(choice, tail, 0, self._clock.current_time())
 
     def _regrant(self) -> None:
         """Credit has come free: a sequence ended without using all of it, or several deltas became one record."""
-        if self._sends[0].most is not None:
+        if self._choices[0].send.most is not None:
             self._regulate()
 
     def _accept(self, record: Record[StreamEvent]) -> None:
         """The fastest reader has `record`: its credit goes back to where it came from."""
-        send = self._sends[record.source]  # the end is nobody's alone, and takes no credit
+        send = self._choices[record.source].send  # the end is nobody's alone, and takes no credit
         if record.source >= 0:
             send.accept(1)
         if send.slotless or (self._deadline.suspended and not self._stalled):
@@ -586,13 +570,13 @@ class Stream:
 
     def moved(self) -> None:
         """A reader has taken something: one that came back far behind may have caught up."""
-        if self._sends[0].paused:
+        if self._choices[0].send.paused:
             self._regulate()
 
     @property
     def _stalled(self) -> bool:
         """Every sequence that could go on is out of credit: silence is the reader's doing."""
-        return all(send.closed or send.stalled for send in self._sends)
+        return all([choice.send.closed or choice.send.stalled for choice in self._choices])
 
     def _move_deadline(self, change: Callable[[float], None], now: float) -> None:
         if self._in_time(now):
