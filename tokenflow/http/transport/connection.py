@@ -33,6 +33,7 @@ from hypercorn.utils import parse_socket_addr
 from tokenflow.errors import first_error
 
 from .asgi import AppTasks, ClientDisconnected
+from .at_once import DirectWriter
 from .h2 import CorrectedH2Protocol
 from .h11 import CorrectedH11Protocol
 from .limits import Limits, Traffic
@@ -51,14 +52,22 @@ class CorrectedProtocolWrapper(ProtocolWrapper):
 
     protocol: CorrectedH11Protocol | CorrectedH2Protocol
 
-    def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic, renew: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        stall_s: float,
+        limits: Limits,
+        traffic: Traffic,
+        direct: DirectWriter,
+        renew: Callable[[], None],
+    ) -> None:
         super().__init__(*args)
         self._ours: dict[str, Any] = {"stall_s": stall_s, "limits": limits, "traffic": traffic}
         self._renew = renew
         if isinstance(self.protocol, H2Protocol):
             self.protocol = self._h2()
         else:
-            self.protocol = CorrectedH11Protocol(*self._arguments, **self._ours)
+            self.protocol = CorrectedH11Protocol(*self._arguments, **self._ours, direct=direct)
 
     @property
     def _arguments(self) -> tuple[Any, ...]:
@@ -87,6 +96,7 @@ class Connection:
     """One client's connection. `run` returns when it is closed and every application on it has ended."""
 
     __slots__ = (
+        "_direct",
         "_finished",
         "_fresh",
         "_h11",
@@ -158,7 +168,8 @@ class Connection:
     async def _serve(self) -> None:
         alpn_protocol = await self._handshake()
         self._peer = parse_socket_addr(self._sock.family, self._sock.getpeername())
-        self._task_group = AppTasks(self._watch_hangup, self)
+        self._direct = DirectWriter(self._writer, self._reset, self.flush)
+        self._task_group = AppTasks(self._watch_hangup, self._direct)
         async with self._task_group:
             self.protocol = CorrectedProtocolWrapper(
                 self.app,
@@ -174,6 +185,7 @@ class Connection:
                 stall_s=self._stall_s,
                 limits=self._limits,
                 traffic=self._traffic,
+                direct=self._direct,
                 renew=self._expect_request,
             )
             if isinstance(self.protocol.protocol, CorrectedH11Protocol):
@@ -189,7 +201,7 @@ class Connection:
             finally:
                 await self._leave()  # also cancelled: who waits in a shield for the client waits for this
         self._h11 = None
-        del self.protocol, self._task_group  # each has this in it, and would keep it and be kept
+        del self.protocol, self._task_group, self._direct  # each has this in it, and would keep it and be kept
 
     async def _handshake(self) -> str | None:
         if not isinstance(self._stream, trio.SSLStream):
@@ -333,21 +345,11 @@ class Connection:
             await self._leave()
             raise ClientDisconnected(f"the client left or stopped reading: {error!r}") from error
 
-    # What `Direct` asks of it: see there.
-
-    @property
-    def ready(self) -> bool:
-        return self._h11 is not None and (self._h11.open_ended or self._h11.has_websocket) and self._writer.ready
-
-    def send_nowait(self, data: bytes | str) -> bool:
-        assert self._h11 is not None
-        try:
-            return self._writer.write_nowait(self._h11.framed(data))
-        except OSError:
-            self.close(reset=True)  # which the reader sees, and tells the application
-            return False
+    def _reset(self) -> None:
+        self.close(reset=True)  # which the reader sees, and tells the application
 
     async def flush(self) -> None:
+        """Return when the kernel has everything that was to be sent by now, a response's head too."""
         head = b"" if self._h11 is None else self._h11.take_head()
         await self._sent(self._writer.write(head) if head else self._writer.flush())
 

@@ -22,9 +22,10 @@ from hypercorn.typing import H11SendableEvent
 from hyperframe.exceptions import HyperframeError
 
 from .asgi import error_body
+from .at_once import DirectWriter
 from .limits import BY_STATUS, Limits, Traffic
 from .refusals import MESSAGES, refusal
-from .ws import CorrectedWSStream, text_frame
+from .ws import CorrectedWSStream
 
 _BASE64URL = re.compile(rb"[A-Za-z0-9_-]*")
 
@@ -54,7 +55,7 @@ class _PauseInsteadOfParking:
 class CorrectedH11Protocol(H11Protocol):
     """One connection. Arguments as Hypercorn's, and ours; `stall_s` is also how long a pong may take."""
 
-    def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic) -> None:
+    def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic, direct: DirectWriter) -> None:
         super().__init__(*args)
         self._pong_s = stall_s
         self._limits = limits
@@ -64,14 +65,13 @@ class CorrectedH11Protocol(H11Protocol):
         self._is_head = False
         self._head = b""  # of a response: it goes out with the first piece of the body
         self._without_end = False  # the response begun has no end in sight
-        self.open_ended = False
-        """In the middle of a response whose pieces have no end in sight."""
-        self._websocket: CorrectedWSStream | None = None
+        self._direct = direct
         self._closed = False
 
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
-            self._closed, self.open_ended, self._without_end, self._websocket = True, False, False, None
+            self._closed, self._without_end = True, False
+            self._direct.close()
         await super().handle(event)
         if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > self._limits.max_pipelined_bytes:
             self._traffic.refused["pipelined"] += 1
@@ -123,7 +123,7 @@ class CorrectedH11Protocol(H11Protocol):
 
     async def _create_websocket(self, request: h11.Request) -> None:
         assert isinstance(self.connection, h11.Connection)
-        self.stream = self._websocket = CorrectedWSStream(
+        self.stream = self._direct.websocket = CorrectedWSStream(
             self.app,
             self.config,
             self.context,
@@ -181,19 +181,8 @@ class CorrectedH11Protocol(H11Protocol):
     def take_head(self) -> bytes:
         """The response's head, where it has not gone out yet, for who sends it now."""
         head, self._head = self._head, b""
-        self.open_ended = self._without_end
+        self._direct.open_ended = self._without_end
         return head
-
-    @property
-    def has_websocket(self) -> bool:
-        """In the middle of a WebSocket."""
-        return self._websocket is not None and self._websocket.connected
-
-    def framed(self, data: bytes | str) -> bytes:
-        """`data` as it goes on the wire: a chunk of the response (RFC 9112 section 7.1), or a WebSocket's message."""
-        if isinstance(data, str):
-            return text_frame(data)
-        return b"%x\r\n%b\r\n" % (len(data), data)
 
     async def _send_error_response(self, status_code: int) -> None:
         self._traffic.refused[BY_STATUS.get(status_code, "malformed")] += 1
