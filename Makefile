@@ -5,6 +5,7 @@ PYTHON     ?= python3
 BIN        := .venv/bin
 OLD        := .venv-openai-old
 PEERS      := .venv-bench
+COMPILED   := .venv-compiled
 PLUGINS    := synthetic llamacpp ledger prometheus
 # Plugins whose libraries want a GPU; their tests have a rig instead.
 RIGGED     := $(patsubst %/pyproject.toml,%,$(wildcard plugins/exllama*/pyproject.toml))
@@ -17,7 +18,7 @@ AUTOBAHN   := .autobahn
 # Tests that measure, or compute on all cores: they get the machine for themselves. The others share it.
 ALONE      := tests/e2e plugins/llamacpp tests/http/test_cuts.py
 
-.PHONY: serve test check stress soak bench model clean
+.PHONY: serve test test-compiled check stress soak bench model clean
 
 serve: model
 	$(BIN)/tokenflow serve -c conf/tokenflow.toml
@@ -25,6 +26,12 @@ serve: model
 test: .venv/.installed-rig $(OLD)/.installed $(NODE)/.installed model
 	$(BIN)/python -m pytest -m "not stress" -n 2 $(ALONE:%=--ignore=%) $(ARGS)
 	$(BIN)/python -m pytest -m "not stress" $(ALONE) $(ARGS)
+
+# The same tests with the compiled modules (docs/decisions/0015): those of every room that has some, over real sockets.
+test-compiled: $(COMPILED)/.installed
+	$(COMPILED)/bin/tokenflow --version | grep compiled
+	$(SAFELY) $(COMPILED)/bin/python -m pytest -o pythonpath= -m "not stress and not model" -n 2 \
+	  tests/core tests/api tests/dialects tests/service tests/http tests/cases plugins/synthetic $(ARGS)
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -41,11 +48,11 @@ soak: .venv/.installed-dev
 	$(BIN)/python -m tests.soak $(ARGS)
 
 # Every figure as JSON, each a ratio against something real in the same run.
-bench: .venv/.installed-dev $(PEERS)/.installed model
-	$(BIN)/python -m bench.serving
-	$(BIN)/python -m bench.serving_cost
-	$(BIN)/python -m bench.loop_cost
-	$(BIN)/python -m bench.structured
+bench: $(COMPILED)/.installed $(PEERS)/.installed model
+	$(SAFELY) $(COMPILED)/bin/python -m bench.serving
+	$(SAFELY) $(COMPILED)/bin/python -m bench.serving_cost
+	$(SAFELY) $(COMPILED)/bin/python -m bench.loop_cost
+	$(SAFELY) $(COMPILED)/bin/python -m bench.structured
 
 model: .venv/.installed
 	@$(BIN)/tokenflow pull $(MODEL)
@@ -58,6 +65,19 @@ model: .venv/.installed
 .venv/.installed-dev: .venv/.installed
 	$(BIN)/python -m pip install --quiet --upgrade pip   # 25.1 and newer know --group
 	$(BIN)/python -m pip install --quiet --group dev --group bench
+	@touch $@
+
+# tokenflow as it is published: with the modules compiled that a token goes through. Wants a C compiler. What it imports
+# is this, and not the working tree, as long as that comes last (SAFELY); made anew whenever a module has changed.
+SAFELY := PYTHONSAFEPATH=1
+$(COMPILED)/.installed: .venv/.installed-dev setup.py $(shell find tokenflow plugins -name '*.py' -not -path '*/tests/*')
+	test -x $(COMPILED)/bin/python || $(PYTHON) -m venv $(COMPILED)
+	rm -rf build/wheels build/lib*
+	TOKENFLOW_COMPILE=1 $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps -w build/wheels .
+	$(COMPILED)/bin/python -m pip install --quiet --upgrade pip
+	$(COMPILED)/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheels/*.whl $(PLUGINS:%=./plugins/%)
+	$(COMPILED)/bin/python -m pip install --quiet tokenflow $(PLUGINS:%=./plugins/%) --group dev --group bench
+	echo "$(CURDIR)" > `$(COMPILED)/bin/python -c "import site; print(site.getsitepackages()[0])"`/working-tree.pth
 	@touch $@
 
 # What the plugins for GPUs are tested with where there is none: the libraries' own schedulers on a CPU build of torch.
@@ -96,4 +116,4 @@ $(PEERS)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv $(OLD) $(NODE) $(AUTOBAHN) $(PEERS)
+	rm -rf .venv $(COMPILED) build $(OLD) $(NODE) $(AUTOBAHN) $(PEERS)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tokenflow import compiled
+
 pytest.register_assert_rewrite("plugins.exllama_common.tests")
 
 
@@ -16,6 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1.0,
         help="how much of each stress test to run: 0.05 is a twentieth (default: all of it)",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if compiled():
+        for item in items:
+            if item.get_closest_marker("interpreted"):
+                item.add_marker(pytest.mark.skip(reason="it replaces what is compiled here"))
 
 
 @pytest.fixture(scope="session")

@@ -104,9 +104,8 @@ def running(name: str, tokens_per_s: float, streams: int, *, core: int) -> Itera
         errors = Path(folder) / "errors"
         command = ["taskset", "-c", str(core), *_command(name, port, tokens_per_s, streams, Path(folder))]
         with errors.open("w") as log:
-            process = subprocess.Popen(
-                command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=log, stderr=log
-            )
+            env = os.environ if name == "tokenflow" else os.environ | {"PYTHONPATH": str(ROOT)}
+            process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
         try:
             _wait_for(port, process, errors)
             yield Server(process.pid, port)

@@ -98,6 +98,7 @@ class Releasing(PlainStepper):
         self.remove(seq)
 
 
+@pytest.mark.interpreted
 async def test_a_slot_that_comes_free_for_one_that_has_just_been_cancelled_is_nobodys(
     ask: Ask, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +391,7 @@ async def test_a_command_that_comes_while_the_loop_ends_is_answered(
 # --- what can go wrong between the two sides ------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 async def test_the_limit_is_read_again_after_parking(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

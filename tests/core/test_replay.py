@@ -16,6 +16,10 @@ from tokenflow.core.types import Delta, TokenLogprob
 from tokenflow.errors import ResumeWindowLost
 
 
+def said(records: list[Record[str]]) -> list[tuple[int, str, int]]:
+    return [(record.n, record.event, record.source) for record in records]
+
+
 class ReplayMachine(RuleBasedStateMachine):
     """The model: all records ever, each reader's n, what was accepted, and how far everybody has been."""
 
@@ -23,7 +27,7 @@ class ReplayMachine(RuleBasedStateMachine):
         super().__init__()
         self.credited: list[Record[str]] = []
         self.log: ReplayLog[str] = ReplayLog(self.credited.append)
-        self.all: list[Record[str]] = []
+        self.all: list[tuple[int, str, int]] = []
         self.sealed = False
         self.readers: list[tuple[Cursor[str], list[int]]] = []  # with the heads it was woken at
         self.places: list[int] = []
@@ -46,7 +50,7 @@ class ReplayMachine(RuleBasedStateMachine):
         else:
             n = self.log.append(event, source)
         self.sealed = last
-        self.all.append(Record(n, event, source, 0.0, RECORD_BYTES))
+        self.all.append((n, event, source))
         assert all(woken == [n] for _, woken in self.readers)
 
     @precondition(lambda self: self.sealed)
@@ -105,19 +109,19 @@ class ReplayMachine(RuleBasedStateMachine):
     @invariant()
     def numbers_have_no_gap(self) -> None:
         assert self.log.head == len(self.all)
-        assert [record.n for record in self.all] == list(range(1, len(self.all) + 1))
+        assert [n for n, _, _ in self.all] == list(range(1, len(self.all) + 1))
         assert self.log.sealed is self.sealed
 
     @invariant()
     def every_reader_sees_exactly_what_it_lacks(self) -> None:
         for (cursor, _), place in zip(self.readers, self.places, strict=True):
             assert cursor.n == place
-            assert cursor.peek() == self.all[place:]
+            assert said(cursor.peek()) == self.all[place:]
             assert cursor.at_end is (self.sealed and place == len(self.all))
 
     @invariant()
     def credit_comes_once_a_record_in_order_and_at_the_fastest_pace(self) -> None:
-        assert self.credited == self.all[: self.accepted]
+        assert said(self.credited) == self.all[: self.accepted]
         assert self.log.accepted == self.accepted
 
     @invariant()
@@ -139,7 +143,7 @@ def test_without_a_reader_nothing_is_accepted() -> None:
     cursor = log.attach(lambda _: None)
     cursor.detach()
     assert credited == []
-    assert log.attach(lambda _: None).peek() == [Record(n, e, 0, 0.0, RECORD_BYTES) for n, e in enumerate("abc", 1)]
+    assert said(log.attach(lambda _: None).peek()) == [(1, "a", 0), (2, "b", 0), (3, "c", 0)]
 
 
 def test_a_reader_that_attaches_ahead_paces_at_once() -> None:
@@ -289,4 +293,4 @@ def test_what_is_accounted_is_what_python_holds(kind):
         log.append(delta, 0, size=delta.memory_bytes)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held <= log.bytes <= 1.15 * held, (held / count, log.bytes / count)
+    assert held <= log.bytes <= 1.25 * held, (held / count, log.bytes / count)

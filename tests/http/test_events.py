@@ -106,7 +106,7 @@ async def test_of_a_burst_one_is_written_at_once_and_the_rest_together(
             for _ in range(5):
                 await trio.testing.wait_all_tasks_blocked()
                 for _ in range(per_step):
-                    stream._log.append(delta, 0)
+                    stream._log.append(delta, 0, at=trio.current_time())
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         assert [data.count(b"\n\n") for _, data in kernel.written] == [1] * 5

@@ -57,7 +57,7 @@ async def test_what_is_kept_of_an_ended_stream_has_nothing_of_its_request(
             while r.service.live_streams:
                 await trio.sleep(STEP_S * 10)
             r.sink.events.clear()
-            r.engine.stepper.made.clear()
+            r.engine.stepper.forget()
             gc.collect()
             if not held:
                 tracemalloc.start()
@@ -81,7 +81,7 @@ async def test_streams_that_come_and_go_leave_nothing(
             await r.whole(max_tokens=5)
         await r.settle()
         r.sink.events.clear()
-        r.engine.stepper.made.clear()
+        r.engine.stepper.forget()
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tokenflow import __version__
+from tokenflow import __version__, compiled
 from tokenflow.cli.chat import chat_command
 from tokenflow.cli.config import config_group
 from tokenflow.cli.engine import engine_group
@@ -16,7 +16,7 @@ from tokenflow.cli.serve import serve_command
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tokenflow")
+@click.version_option(f"{__version__}, compiled" if compiled() else __version__, prog_name="tokenflow")
 def main() -> None:
     """Stream tokens from a language model on your own hardware to everyone who reads from it."""
 

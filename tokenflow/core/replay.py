@@ -16,29 +16,28 @@ Pure: waking a reader, granting credit and telling of growth are callbacks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tokenflow.errors import ResumeWindowLost
 
 E = TypeVar("E")
 
-RECORD_BYTES = 230
+RECORD_BYTES = 235
 """What Python keeps for a record beside its text: itself, the event, numbers and the list's part (measured)."""
 
 
-@dataclass(slots=True, init=False)  # its own __init__: that of a frozen one takes longer than all else here
 class Record(Generic[E]):
-    """One numbered entry. It does not change."""
+    """One numbered entry. It does not change; no tuple, for one is made for every token.
 
-    n: int
-    event: E
-    source: int
-    """Which sequence made it; -1: none alone."""
-    at: float
-    """When, in seconds on the caller's clock."""
-    size: int
-    """Bytes of memory, about."""
+    Attributes:
+        n: its number.
+        event: what it says.
+        source: which sequence made it; -1: none alone.
+        at: when, in seconds on the caller's clock.
+        size: bytes of memory, about.
+    """
+
+    __slots__ = ("at", "event", "n", "size", "source")
 
     def __init__(self, n: int, event: E, source: int, at: float, size: int) -> None:
         self.n = n

@@ -30,7 +30,7 @@ class NamedEncoder(openai_chat.ChatEncoder):
         super().__init__(id, model, created, include_usage, choices)
         self._opening = {"id": id, "model": model, "created": created}
 
-    def start(self) -> bytes:
+    def start(self, *, ids: bool = False) -> bytes:
         return sse.event(dumps(self._opening), event="start") + super().start()
 
     def ping(self, *, ids: bool = False) -> bytes:

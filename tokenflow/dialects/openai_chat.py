@@ -84,7 +84,7 @@ class ChatEncoder(StreamEncoder):
 
     object = "chat.completion.chunk"
 
-    def start(self) -> bytes:
+    def start(self, *, ids: bool = False) -> bytes:
         """The role, once a choice, with empty content: clients take it for the sign that the stream has begun."""
         delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         return b"".join(self._head + b'{"index":%d,' % i + delta + self._tail for i in range(self._choices))

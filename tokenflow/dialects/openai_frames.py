@@ -104,8 +104,8 @@ class StreamEncoder:
 
     # --- frames ---
 
-    def start(self) -> bytes:
-        """What goes out when the stream opens."""
+    def start(self, *, ids: bool = False) -> bytes:
+        """What goes out when the stream opens. `ids`: they are on."""
         return b""
 
     def delta(self, index: int, delta: Delta, *, event_id: str | None = None) -> bytes:

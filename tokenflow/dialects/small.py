@@ -114,12 +114,9 @@ class SmallEncoder:
     def __init__(self, id: str, model: str, created: int, include_usage: bool, choices: int = 1) -> None:
         self._id = id
 
-    def start(self) -> bytes:
-        return b""
-
-    def open(self) -> bytes:
-        """The frame that only says who this is."""
-        return f"id: {self._id}:0\n\n".encode()
+    def start(self, *, ids: bool = False) -> bytes:
+        """With ids, a frame that only says who this is."""
+        return f"id: {self._id}:0\n\n".encode() if ids else b""
 
     def delta(self, index: int, delta: Delta, *, event_id: str | None = None) -> bytes:
         texts = [delta.text[at : at + TEXT_CHARS] for at in range(0, len(delta.text), TEXT_CHARS)]

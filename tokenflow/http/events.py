@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from math import inf
 from types import TracebackType
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import trio
 from quart.wrappers.response import ResponseBody
@@ -36,20 +36,13 @@ call costs more than a record."""
 
 
 class Encoder(Protocol):
-    """What a dialect offers for a stream. `event_id`, where ids are on, is the record's."""
+    """What a dialect offers for a stream. `event_id`, where ids are on, is the record's; `ids` says that they are."""
 
-    def start(self) -> bytes: ...
+    def start(self, *, ids: bool = False) -> bytes: ...
     def delta(self, index: int, delta: Delta, *, event_id: str | None = None) -> bytes: ...
     def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes: ...
     def failure(self, error: TokenflowError, *, event_id: str | None = None) -> bytes: ...
     def ping(self, *, ids: bool = False) -> bytes: ...
-
-
-@runtime_checkable
-class Opening(Protocol):
-    """A dialect whose stream opens with a frame that only says its id."""
-
-    def open(self) -> bytes: ...
 
 
 class EventBody(ResponseBody):
@@ -132,9 +125,7 @@ class EventBody(ResponseBody):
     def _start(self) -> bytes:
         if self._reader.n:
             return b""  # it comes back: its first event is the one after its last
-        if self._event_id is not None and isinstance(self._encoder, Opening):
-            return self._encoder.open()
-        return self._encoder.start()
+        return self._encoder.start(ids=self._event_id is not None)
 
     def _encode(self, record: Record[StreamEvent]) -> bytes:
         event = record.event

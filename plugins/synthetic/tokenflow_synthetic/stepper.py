@@ -26,10 +26,18 @@ REMEMBERED = 1024
 _END = Step(1, b"", "stop")
 
 
+@dataclass(slots=True)
+class Request:
+    """What was made for all sequences of one request."""
+
+    made: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Row:
     """A sequence in its slot."""
 
+    request: Request
     plan: SyntheticConfig
     steps: Iterator[Step]
     prompt_tokens: int
@@ -50,7 +58,6 @@ class SyntheticStepper:
 
     Attributes:
         generated: tokens made since the start.
-        made: tokens made, by request id; the last thousand requests.
         last_id: the request that got a slot last.
     """
 
@@ -58,7 +65,7 @@ class SyntheticStepper:
         self.config = config
         self.generated = 0
         self.prompt_tokens = 0
-        self.made: dict[str, int] = {}
+        self._requests: dict[str, Request] = {}
         self.last_id = ""
         self.rows: dict[Sequence, Row] = {}
         self.unwedge = threading.Event()
@@ -90,6 +97,7 @@ class SyntheticStepper:
         prefill_s = own.prefill_ms / 1000 + len(request.prompt) / (own.prefill_tokens_per_s or math.inf)
         faults = [at for at in (own.raise_at, own.break_at, own.hang_at, own.wedge_at) if at is not None]
         row = Row(
+            request=self._remembered(request.id),
             plan=own,
             steps=steps(own, request),
             prompt_tokens=len(request.prompt),
@@ -98,7 +106,6 @@ class SyntheticStepper:
             fault_at=min(faults, default=math.inf),
         )
         seq.data = self.rows[seq] = row
-        self._remember(request.id)
         return True
 
     can_release = True
@@ -114,30 +121,29 @@ class SyntheticStepper:
 
     def step(self, run: list[Sequence]) -> Iterator[tuple[Sequence, Step]]:
         now = self._clock()
-        due = [seq for seq in run if seq.data.due <= now]
-        if not due:
-            if self._wait:
-                self._sleep(min(seq.data.due for seq in run) - now)
-            return
-        for seq in due:
+        nothing_due = True
+        for seq in run:
             row: Row = seq.data
+            if row.due > now:
+                continue
+            nothing_due = False
             if row.made >= row.fault_at:
                 yield from self._fault(seq, row)
                 continue
-            yield seq, self._take(seq, row)
+            if not row.made:
+                self.prompt_tokens += row.prompt_tokens
+            step = next(row.steps, _END) if row.plan.tokens_per_step == 1 else self._some(seq, row)
+            tokens = step.tokens
+            row.made += tokens
+            row.request.made += tokens
+            self.generated += tokens
             if row.interval_s:  # at the same moments for all sequences, as in a batch; what is late is not caught up
                 row.due = (now // row.interval_s + 1) * row.interval_s
+            yield seq, step
+        if nothing_due and self._wait:
+            self._sleep(min(seq.data.due for seq in run) - now)
 
-    def _take(self, seq: Sequence, row: Row) -> Step:
-        if not row.made:
-            self.prompt_tokens += row.prompt_tokens
-        step = self._take_some(seq, row) if row.plan.tokens_per_step > 1 else next(row.steps, _END)
-        row.made += step.tokens
-        self.generated += step.tokens
-        self.made[seq.request.id] = self.made.get(seq.request.id, 0) + step.tokens
-        return step
-
-    def _take_some(self, seq: Sequence, row: Row) -> Step:
+    def _some(self, seq: Sequence, row: Row) -> Step:
         most = min(row.plan.tokens_per_step, seq.request.max_tokens - row.made, row.fault_at - row.made)
         some = list(islice(row.steps, int(most)))
         if not some:
@@ -160,8 +166,18 @@ class SyntheticStepper:
         self._interrupt.wait(min(max(duration_s, 0.0), SLICE_S))
         self._interrupt.clear()
 
-    def _remember(self, request_id: str) -> None:
+    def _remembered(self, request_id: str) -> Request:
         self.last_id = request_id
-        self.made.setdefault(request_id, 0)
-        while len(self.made) > REMEMBERED:
-            del self.made[next(iter(self.made))]
+        request = self._requests.setdefault(request_id, Request())
+        while len(self._requests) > REMEMBERED:
+            del self._requests[next(iter(self._requests))]
+        return request
+
+    @property
+    def made(self) -> dict[str, int]:
+        """Tokens made, by request id; the last thousand requests."""
+        return {id: request.made for id, request in self._requests.items()}
+
+    def forget(self) -> None:
+        """Count anew."""
+        self._requests.clear()

@@ -1,4 +1,4 @@
-"""`Direct` on HTTP/1.1: a piece is framed and given to the kernel with no task in between. TLS and HTTP/2 always wait."""
+"""`Direct` on HTTP/1.1: a piece is framed and given to the kernel, with no task in between. All else waits."""
 
 from collections.abc import Awaitable, Callable
 

@@ -130,4 +130,5 @@ class Writer:
             return
         await trio.lowlevel.wait_writable(self._sock)
         with suppress(BlockingIOError):
-            self._rest = self._rest[self._sock.send(self._rest) :]
+            sent = self._sock.send(self._rest)
+            self._rest = self._rest[sent:]

@@ -1,0 +1,31 @@
+"""With TOKENFLOW_COMPILE=1 the modules that a token goes through are compiled (docs/decisions/0015).
+
+Everything else about this package is in pyproject.toml. To compile wants a C compiler and, in the environment that
+builds, mypy and all that tokenflow imports: so without build isolation, as the Makefile does it.
+"""
+
+import os
+import sys
+
+from setuptools import setup
+
+COMPILED = {
+    "core": ("deadlines", "replay", "states", "stopping", "timings", "types"),
+    "api": ("loop", "send"),
+    "dialects": ("named", "openai_chat", "openai_completions", "openai_frames"),
+    "service": ("account", "choice", "reader", "stream", "watch"),
+    "http": ("events",),
+    "http/transport": ("at_once", "writer", "ws"),
+}
+"""By room. What inherits from a class in one of these is here too: it could not, if it were not compiled."""
+
+
+def extensions():
+    from mypyc.build import mypycify  # only here is it needed
+
+    sys.path.insert(0, os.getcwd())  # so that it is this tree that is looked at
+    files = [f"tokenflow/{room}/{name}.py" for room, names in COMPILED.items() for name in names]
+    return mypycify(files, opt_level="3", debug_level="1", group_name="tokenflow")
+
+
+setup(ext_modules=extensions() if os.environ.get("TOKENFLOW_COMPILE") == "1" else [])
