@@ -13,6 +13,7 @@ from tests.service.conftest import STEP_S, open_rig
 from tokenflow.core.types import Delta
 from tokenflow.dialects.openai_chat import ChatEncoder
 from tokenflow.http.events import EventBody
+from tokenflow.service.stream import TOGETHER
 
 PING = b": ping\n\n"
 
@@ -77,7 +78,7 @@ class Kernel:
     def __init__(self) -> None:
         self.written: list[tuple[float, bytes]] = []
 
-    def send_nowait(self, data: bytes | str) -> bool:
+    def send_nowait(self, data: bytes | list[str]) -> bool:
         assert isinstance(data, bytes)
         self.written.append((trio.current_time(), data))
         return True
@@ -86,29 +87,27 @@ class Kernel:
         raise AssertionError("nothing was held")
 
 
-@pytest.mark.parametrize(("per_step", "pieces"), [(1, []), (4, [3] * 5)])
-async def test_of_a_burst_one_is_written_at_once_and_the_rest_together(
-    autojump_clock: MockClock, per_step: int, pieces: list[int]
-) -> None:
+async def test_what_lies_ready_goes_out_together(autojump_clock: MockClock) -> None:
     async with open_rig(prefill_ms=1_000_000) as r:
         stream, reader = await r.open()
-        kernel, later = Kernel(), []
+        kernel = Kernel()
         sent = EventBody(reader, ChatEncoder("tf-1", "m", 0, False, 1), 15.0, direct=kernel)
-        delta = Delta("a")
         await anext(sent)
+        send = stream._choices[0].send
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(anext, sent)
+            await trio.testing.wait_all_tasks_blocked()
 
-            @nursery.start_soon
-            async def drain() -> None:
-                async for piece in sent:
-                    later.append(piece.count(b"\n\n"))
+            def go_out(*deltas: Delta, made: int) -> list[int]:
+                kernel.written.clear()
+                for delta in deltas:
+                    send.send_nowait(delta, made)
+                return [data.count(b"\n\n") for _, data in kernel.written]
 
-            for _ in range(5):
-                await trio.testing.wait_all_tasks_blocked()
-                for _ in range(per_step):
-                    stream._log.append(delta, 0, at=trio.current_time())
-                await trio.sleep(0.01)
+            assert go_out(Delta("a"), made=1) == [1]
+            assert go_out(*[Delta("a")] * 20, made=21) == [TOGETHER, 20 - TOGETHER]
+            assert go_out(Delta("a"), Delta("", 1), Delta("a"), made=23) == [2], "one without text is no reason to wait"
+            assert go_out(Delta("a"), made=25) == [], "another is there already"
+            assert go_out(Delta("", 1), made=24) == [1], "or not: then it waits no more"
             nursery.cancel_scope.cancel()
-        assert [data.count(b"\n\n") for _, data in kernel.written] == [1] * 5
-        assert later == pieces
         reader.close()

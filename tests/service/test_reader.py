@@ -31,28 +31,27 @@ class Tap:
     def __init__(self, script: list[str]) -> None:
         self.script = script
         self.taken: list[int] = []
-        self.holds: int | None = None
+        self.holds: list[int] = []
 
-    @property
-    def ready(self) -> bool:
-        return self.holds is None and (not self.script or self.script[-1] != "busy" or self.script.pop() != "busy")
-
-    def write(self, record: Record[StreamEvent]) -> bool:
+    def write(self, records: list[Record[StreamEvent]]) -> bool | None:
+        numbers = [record.n for record in records]
         match self.script.pop() if self.script else "take":
             case "break":
                 raise ValueError("no frame for this")
+            case "busy":
+                return None
             case "hold":
-                self.holds = record.n
+                self.holds = numbers
                 return False
             case _:
-                self.taken.append(record.n)
+                self.taken += numbers
                 return True
 
     async def flush(self) -> None:
-        assert self.holds is not None
+        assert self.holds
         await trio.lowlevel.checkpoint()
-        self.taken.append(self.holds)
-        self.holds = None
+        self.taken += self.holds
+        self.holds = []
 
 
 def start() -> tuple[ReplayLog[StreamEvent], StreamReader, list[int]]:
@@ -77,8 +76,12 @@ async def test_a_caught_up_reader_is_written_to_in_the_task_that_has_the_record(
     for n in range(1, 4):
         log.append(Delta("x"), 0)
         assert tap.taken == accepted == list(range(1, n + 1)), "at once: no other task has run"
+    log.append(Delta("x"), 0, hold=True)
+    assert tap.taken == [1, 2, 3], "another is to follow"
+    log.wake()
+    assert tap.taken == [1, 2, 3, 4]
     log.seal(Ended(("stop",), Usage()))
-    assert tap.taken == [1, 2, 3], "the end is the reader's own affair"
+    assert tap.taken == [1, 2, 3, 4], "the end is the reader's own affair"
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -101,7 +104,7 @@ async def test_every_record_is_taken_once_and_in_order(seed: int, nursery: trio.
     for _ in range(60):
         for _ in range(rng.randrange(3)):
             await trio.lowlevel.checkpoint()
-        log.append(Delta("x"), 0)
+        log.append(Delta("x"), 0, hold=rng.random() < 0.3)
         assert accepted == list(range(1, len(accepted) + 1))
         if beats and rng.random() < 0.3:
             beats[-1].cancel()

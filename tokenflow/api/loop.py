@@ -356,7 +356,7 @@ class StepLoop:
                 seq.released.set()
             elif not seq.cancelled:
                 try:
-                    seq.send.send_nowait(event)
+                    seq.send.send_nowait(event, seq.emitted)
                 except Exception as exc:  # the stream's fault, and its alone
                     seq.cancelled = True
                     seq.error = exc

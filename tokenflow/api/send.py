@@ -42,6 +42,8 @@ class Send(trio.abc.SendChannel[Event]):
         """Deltas sent that became a record, so that a reader must take them: those with text or log-probabilities."""
         self.limit = window
         """Absolute; falls only on pause, and when a reader that allowed more has left."""
+        self.more = False
+        """Another delta is there already, and follows at once."""
         self.dropped = 0
         """Tokens that the engine generated and could not send any more, because it was cancelled."""
 
@@ -70,12 +72,18 @@ class Send(trio.abc.SendChannel[Event]):
             await self._room.wait()
             await trio.lowlevel.checkpoint_if_cancelled()  # woken, then cancelled: nothing is sent
 
-    def send_nowait(self, event: Event) -> None:
-        """Send at once; for senders that keep to `limit` by themselves."""
+    def send_nowait(self, event: Event, made: int = 0) -> None:
+        """Send at once; for senders that keep to `limit` by themselves.
+
+        Args:
+            event: what is sent.
+            made: where it comes out of a queue, the deltas with content that have been put into it.
+        """
         if self.closed:
             raise trio.ClosedResourceError
         if isinstance(event, Delta):
             self.sent += event.has_content
+            self.more = made > self.sent
         elif isinstance(event, Finished):
             self.closed = True
         self._on_event(event)

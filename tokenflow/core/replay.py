@@ -99,6 +99,7 @@ class ReplayLog(Generic[E]):
         self.run_on = False
         """While nobody reads, everything counts as accepted at once: the engine runs on into the log."""
         self.sealed = False
+        self._held_back = False
         self.accepted = 0
         """The highest n that the fastest reader has, ever."""
         self.bytes = 0
@@ -126,8 +127,19 @@ class ReplayLog(Generic[E]):
         """Append the end; nothing can follow."""
         return self.append(event, at=at, last=True)
 
-    def append(self, event: E, source: int = -1, *, at: float = 0.0, size: int = 0, last: bool = False) -> int:
-        """Number `event` and hand it to whoever waits. Returns its n. `size` is its own bytes, of text mostly."""
+    def append(
+        self, event: E, source: int = -1, *, at: float = 0.0, size: int = 0, last: bool = False, hold: bool = False
+    ) -> int:
+        """Number `event` and hand it to whoever waits. Returns its n.
+
+        Args:
+            event: what it says.
+            source: see `Record`.
+            at: see `Record`.
+            size: its own bytes, of text mostly.
+            last: nothing can follow.
+            hold: another follows at once, or `wake`: nobody is woken for this one.
+        """
         if self.sealed:
             raise RuntimeError("the log is sealed")
         n = self._dropped + len(self._records) + 1
@@ -135,8 +147,9 @@ class ReplayLog(Generic[E]):
         self._records.append(record)
         self.sealed = last  # before waking: a reader that takes the end inline must find itself `at_end`
         self.bytes += record.size
-        for reader in tuple(self._readers):  # a copy: one that fails inline detaches, and the next must not be skipped
-            reader.wake(record)
+        self._held_back = hold
+        if not hold:
+            self._wake(record)
         if self.run_on and not self._readers:
             self._accept(n)
         if len(self._records) > self._bounds.records or self.bytes > self._bounds.bytes:
@@ -145,10 +158,22 @@ class ReplayLog(Generic[E]):
             self._tell()
         return n
 
+    def wake(self) -> None:
+        """What was to follow does not: hand out what was held back."""
+        if self._held_back:
+            self._held_back = False
+            if self._records:
+                self._wake(self._records[-1])
+
+    def _wake(self, record: Record[E]) -> None:
+        for reader in tuple(self._readers):  # a copy: one that fails inline detaches, and the next must not be skipped
+            reader.wake(record)
+
     def attach(self, wake: Callable[[Record[E]], None], after: int = 0) -> Cursor[E]:
         """A reader that has everything up to `after`; being ahead of the others, it paces the engine at once.
 
-        `wake` is called with each new record; it must neither block nor raise, and may acknowledge.
+        `wake` is called with each new record, or the newest of several; it must neither block nor raise, and may
+        acknowledge.
 
         Raises:
             ResumeWindowLost: what comes after `after` is not held any more.

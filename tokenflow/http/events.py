@@ -9,7 +9,6 @@ deadline of the stream.
 
 from __future__ import annotations
 
-from math import inf
 from types import TracebackType
 from typing import Protocol
 
@@ -28,11 +27,6 @@ HEADERS = {
     "Cache-Control": "no-cache, no-transform",
     "X-Accel-Buffering": "no",
 }
-
-
-TOGETHER_S = 0.001
-"""Of records that come faster than this only the first is written at once, and the others follow in one piece: a system
-call costs more than a record."""
 
 
 class Encoder(Protocol):
@@ -73,7 +67,6 @@ class EventBody(ResponseBody):
         self._started = self._lost = False
         self._handed_on = 0  # n of what was returned last: the transport has it when it asks for more
         self._written_at = 0.0
-        self._at_once_at = -inf
 
     async def __aenter__(self) -> EventBody:
         return self
@@ -110,11 +103,11 @@ class EventBody(ResponseBody):
 
     # --- at once: see `AtOnce` ---
 
-    def write(self, record: Record[StreamEvent]) -> bool | None:
-        if self._direct is None or not self._direct.ready or record.at < self._at_once_at + TOGETHER_S:
+    def write(self, records: list[Record[StreamEvent]]) -> bool | None:
+        if self._direct is None or not self._direct.ready:
             return None
-        data = self._encode(record)
-        self._written_at = self._at_once_at = record.at
+        data = b"".join([self._encode(record) for record in records])
+        self._written_at = records[-1].at
         return not data or self._direct.send_nowait(data)
 
     async def flush(self) -> None:

@@ -87,11 +87,11 @@ class Socket:
         """Nobody writes or waits to, and the client keeps up: `send_nowait` may be used."""
         return self._direct is not None and not self._turn.locked() and self._direct.ready
 
-    def send_nowait(self, frame: str) -> bool:
-        """Only while `ready`. True: the kernel has `frame`. False: a part of it is held, and `flush` waits for it."""
+    def send_nowait(self, frames: list[str]) -> bool:
+        """Only while `ready`. True: the kernel has them all. False: a part is held, and `flush` waits for it."""
         assert self._direct is not None
         self._written_at = trio.current_time()
-        return self._direct.send_nowait(frame)
+        return self._direct.send_nowait(frames)
 
     async def flush(self) -> None:
         """Wait until the kernel has what was held. Raises as `send` does."""

@@ -19,8 +19,8 @@ from tokenflow.service.records import StreamEvent
 class AtOnce(Protocol):
     """Writes to a reader that has caught up, from whichever task has a record for it. Must not block."""
 
-    def write(self, record: Record[StreamEvent]) -> bool | None:
-        """True: it is taken. False: a part of it is held, and `flush` waits until it is taken. None: not now."""
+    def write(self, records: list[Record[StreamEvent]]) -> bool | None:
+        """True: all are taken. False: a part is held, and `flush` waits until it is taken. None: not now."""
 
     async def flush(self) -> None: ...
 
@@ -56,7 +56,7 @@ class StreamReader:
         self._let_go = False
         self._news = trio.Event()
         self._at_once: AtOnce | None = None  # while `read` waits, and only where it was given one
-        self._held = 0  # n of the record that `_at_once` holds a part of
+        self._held = 0  # n of the last record that `_at_once` holds a part of
         self._failure: Exception | None = None
         try:
             self._cursor = log.attach(self._wake, after)
@@ -99,20 +99,20 @@ class StreamReader:
 
     def _wake(self, record: Record[StreamEvent]) -> None:
         """There is more. Called by the log, in the task of whoever made it."""
-        n, at_once, self._at_once = record.n, self._at_once, None
-        may = n == self._cursor.n + 1 and (self.allowed is None or n <= self.allowed)
-        if may and at_once is not None and isinstance(record.event, Delta):
+        at_once, self._at_once = self._at_once, None
+        if at_once is not None and isinstance(record.event, Delta):
             try:
-                taken = at_once.write(record)
+                if records := self._within(self._cursor.peek()):
+                    n = records[-1].n
+                    taken = at_once.write(records)
+                    if taken:
+                        self._at_once, self._given = at_once, n
+                        self.ack(n)
+                        return
+                    if taken is False:
+                        self._held = n
             except Exception as exc:
                 self._failure = exc
-            else:
-                if taken:
-                    self._at_once, self._given = at_once, n
-                    self.ack(n)
-                    return
-                if taken is False:
-                    self._held = n
         self._news.set()
 
     def _within(self, records: list[Record[StreamEvent]]) -> list[Record[StreamEvent]]:

@@ -66,6 +66,8 @@ class StreamSettings:
 
 TAIL_S = 30.0
 """How long the usage record waits for readers of what is left, after the end."""
+TOGETHER = 16
+"""Records of one choice that lie ready are handed on in one piece, up to so many: a system call costs more than one."""
 _WORD = {True: "it is paused", False: "it runs on"}
 
 log = logging.getLogger("tokenflow.streams")
@@ -518,34 +520,37 @@ class Stream:
 
     def _on_delta(self, choice: Choice, delta: Delta, now: float) -> None:
         self._account.token(choice.gaps, delta, now)
+        more = choice.send.more and self._log.head + 1 < self._log.accepted + TOGETHER
         if not delta.has_content:
             choice.untold += delta.tokens
         elif self._coalescer is not None:
             self._coalescer.add(choice, choice.told(delta))
         else:
-            self._append_read(choice, choice.told(delta), 1, now)
+            self._append_read(choice, choice.told(delta), 1, now, hold=more)
+        if not more:
+            self._log.wake()
         stalled = choice.send.stalled and self._stalled
         if self._in_time(now) and self._deadline.token(now, stalled=stalled) and self._deadline.at < self.known:
             self._watch.look_at(self)
         if stalled:
             self._note_idleness(now)
 
-    def _append_read(self, choice: Choice, delta: Delta, events: int, now: float) -> None:
+    def _append_read(self, choice: Choice, delta: Delta, events: int, now: float, *, hold: bool = False) -> None:
         """Append what is certain of the message: it is read before it gets a number, so that it replays as it was."""
         if choice.message is None:
-            self._append(choice, delta, events, now)
+            self._append(choice, delta, events, now, hold=hold)
         elif (message := choice.message.take(delta)) is not None:
-            self._append(choice, message, events, now)
+            self._append(choice, message, events, now, hold=hold)
         else:
             self._logged += events
             choice.untold += delta.tokens
             choice.send.accept(1)  # no record, no credit
             self._regrant()
 
-    def _append(self, choice: Choice, delta: Delta, events: int, now: float) -> None:
+    def _append(self, choice: Choice, delta: Delta, events: int, now: float, *, hold: bool = False) -> None:
         """Append `delta`, which is what `events` of the engine's have come to."""
         self._logged += events
-        self._log.append(choice.placed(delta), choice.index, at=now, size=delta.memory_bytes)
+        self._log.append(choice.placed(delta), choice.index, at=now, size=delta.memory_bytes, hold=hold)
         if events > 1:
             self._regrant()
 

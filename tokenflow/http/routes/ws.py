@@ -123,8 +123,8 @@ class Generation:
 
     # At once: see `AtOnce`.
 
-    def write(self, record: Record[StreamEvent]) -> bool | None:
-        return self.socket.send_nowait(self.frame(record)) if self.socket.ready else None
+    def write(self, records: list[Record[StreamEvent]]) -> bool | None:
+        return self.socket.send_nowait([self.frame(record) for record in records]) if self.socket.ready else None
 
     async def flush(self) -> None:
         await self.socket.flush()

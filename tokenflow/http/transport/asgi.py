@@ -38,13 +38,13 @@ def error_body(status: int, message: str) -> bytes:
 
 
 class Direct(Protocol):
-    """Sends a piece of a streamed body, or a WebSocket message, at once, from any task, to a client that keeps up."""
+    """Sends a piece of a streamed body, or WebSocket messages, at once, from any task, to a client that keeps up."""
 
     @property
     def ready(self) -> bool:
         """It may be used now: the response is one that is streamed, and nothing waits to be sent before."""
 
-    def send_nowait(self, data: bytes | str) -> bool:
+    def send_nowait(self, data: bytes | list[str]) -> bool:
         """Only while `ready`. True: the kernel has all of `data`. False: a part is held, and `flush` waits for it."""
 
     async def flush(self) -> None:

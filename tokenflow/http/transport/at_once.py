@@ -31,9 +31,12 @@ class DirectWriter:
             return False
         return self.open_ended or (self.websocket is not None and self.websocket.connected)
 
-    def send_nowait(self, data: bytes | str) -> bool:
-        """`data` as a chunk of the response (RFC 9112 section 7.1), or as a WebSocket's message."""
-        framed = text_frame(data) if isinstance(data, str) else b"%x\r\n%b\r\n" % (len(data), data)
+    def send_nowait(self, data: bytes | list[str]) -> bool:
+        """`data` as a chunk of the response (RFC 9112 section 7.1), or as a WebSocket's messages."""
+        if isinstance(data, bytes):
+            framed = b"%x\r\n%b\r\n" % (len(data), data)
+        else:
+            framed = b"".join([text_frame(text) for text in data])
         try:
             return self._writer.write_nowait(framed)
         except OSError:
