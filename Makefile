@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python 3.11 and make:
 #   make serve   make the environment, fetch the default model, serve it on 127.0.0.1:8000
 #   make test    run every test
+# And, with a C compiler, make compiled: the same server with less CPU a token, in .venv-compiled.
 PYTHON     ?= python3
 BIN        := .venv/bin
 OLD        := .venv-openai-old
@@ -18,7 +19,7 @@ AUTOBAHN   := .autobahn
 # Tests that measure, or compute on all cores: they get the machine for themselves. The others share it.
 ALONE      := tests/e2e plugins/llamacpp tests/http/test_cuts.py
 
-.PHONY: serve test test-compiled check stress soak bench model clean
+.PHONY: serve compiled test test-compiled check stress soak bench model clean
 
 serve: model
 	$(BIN)/tokenflow serve -c conf/tokenflow.toml
@@ -79,6 +80,8 @@ $(COMPILED)/.installed: .venv/.installed-dev setup.py $(shell find tokenflow plu
 	$(COMPILED)/bin/python -m pip install --quiet tokenflow $(PLUGINS:%=./plugins/%) --group dev --group bench
 	echo "$(CURDIR)" > `$(COMPILED)/bin/python -c "import site; print(site.getsitepackages()[0])"`/working-tree.pth
 	@touch $@
+
+compiled: $(COMPILED)/.installed model
 
 # What the plugins for GPUs are tested with where there is none: the libraries' own schedulers on a CPU build of torch.
 # Nothing that serves needs it. Without torch those tests are skipped, and say so.
