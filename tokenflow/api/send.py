@@ -17,8 +17,8 @@ GIVE_UP_SLOT = -1
 """A limit that asks for more than silence: the engine is to free the slot too, if it can (`release`)."""
 
 
-class Send(trio.abc.SendChannel[Event]):
-    """The sending end of one sequence. Trio's thread only.
+class Send:
+    """The sending end of one sequence, a `trio.abc.SendChannel`. Trio's thread only.
 
     Args:
         on_event: called with each event, in order, at once. What it raises reaches the sender.
@@ -99,6 +99,12 @@ class Send(trio.abc.SendChannel[Event]):
         self._make_room()
         await trio.lowlevel.checkpoint()
 
+    async def __aenter__(self) -> Send:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
     @property
     def stalled(self) -> bool:
         """No credit: only the reader (or a resume) can change that."""
@@ -163,6 +169,9 @@ class Send(trio.abc.SendChannel[Event]):
         if self._room is not None:
             self._room.set()
             self._room = None
+
+
+trio.abc.SendChannel.register(Send)  # not its child: compiled, that would have its attributes in a dict
 
 
 def _ignore(event: Event) -> None:

@@ -39,7 +39,7 @@ class Encoder(Protocol):
     def ping(self, *, ids: bool = False) -> bytes: ...
 
 
-class EventBody(ResponseBody):
+class EventBody:
     """The body of a streaming response.
 
     Args:
@@ -128,3 +128,6 @@ class EventBody(ResponseBody):
         if isinstance(event, Ended):
             return self._encoder.end(event.reasons, event.usage, event_id=id)
         return self._encoder.failure(event.error, event_id=id)
+
+
+ResponseBody.register(EventBody)  # not its child: compiled, that would have its attributes in a dict

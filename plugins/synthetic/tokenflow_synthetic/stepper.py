@@ -26,18 +26,10 @@ REMEMBERED = 1024
 _END = Step(1, b"", "stop")
 
 
-@dataclass(slots=True)
-class Request:
-    """What was made for all sequences of one request."""
-
-    made: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class Row:
     """A sequence in its slot."""
 
-    request: Request
     plan: SyntheticConfig
     steps: Iterator[Step]
     prompt_tokens: int
@@ -45,6 +37,8 @@ class Row:
     interval_s: float
     fault_at: float
     """After this many tokens something is planned; infinite if nothing is."""
+    at_a_time: int
+    """Tokens in a step."""
     made: int = 0
 
 
@@ -57,15 +51,13 @@ class SyntheticStepper:
         wait: a step with nothing due waits, in the thread that it runs in.
 
     Attributes:
-        generated: tokens made since the start.
         last_id: the request that got a slot last.
     """
 
     def __init__(self, config: SyntheticConfig, *, clock: Callable[[], float] = monotonic, wait: bool = True) -> None:
         self.config = config
-        self.generated = 0
         self.prompt_tokens = 0
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, list[Row]] = {}
         self.last_id = ""
         self.rows: dict[Sequence, Row] = {}
         self.unwedge = threading.Event()
@@ -97,15 +89,16 @@ class SyntheticStepper:
         prefill_s = own.prefill_ms / 1000 + len(request.prompt) / (own.prefill_tokens_per_s or math.inf)
         faults = [at for at in (own.raise_at, own.break_at, own.hang_at, own.wedge_at) if at is not None]
         row = Row(
-            request=self._remembered(request.id),
             plan=own,
             steps=steps(own, request),
             prompt_tokens=len(request.prompt),
             due=self._clock() + prefill_s if prefill_s else -math.inf,
             interval_s=1 / own.tokens_per_s if own.tokens_per_s else 0.0,
             fault_at=min(faults, default=math.inf),
+            at_a_time=own.tokens_per_step,
         )
         seq.data = self.rows[seq] = row
+        self._remember(request.id, row)
         return True
 
     can_release = True
@@ -114,7 +107,8 @@ class SyntheticStepper:
         del self.rows[seq]  # `seq.data` has it, with where it is in the text
 
     def remove(self, seq: Sequence) -> None:
-        self.rows.pop(seq, None)
+        if (row := self.rows.pop(seq, None)) is not None:
+            row.steps = iter(())  # what it made is remembered, and not what it would have made
 
     def interrupt(self, seq: Sequence | None) -> None:
         self._interrupt.set()
@@ -122,6 +116,7 @@ class SyntheticStepper:
     def step(self, run: list[Sequence]) -> Iterator[tuple[Sequence, Step]]:
         now = self._clock()
         nothing_due = True
+        interval_s = next_due = 0.0
         for seq in run:
             row: Row = seq.data
             if row.due > now:
@@ -132,19 +127,19 @@ class SyntheticStepper:
                 continue
             if not row.made:
                 self.prompt_tokens += row.prompt_tokens
-            step = next(row.steps, _END) if row.plan.tokens_per_step == 1 else self._some(seq, row)
-            tokens = step.tokens
-            row.made += tokens
-            row.request.made += tokens
-            self.generated += tokens
+            step = next(row.steps, _END) if row.at_a_time == 1 else self._some(seq, row)
+            row.made += step.tokens
             if row.interval_s:  # at the same moments for all sequences, as in a batch; what is late is not caught up
-                row.due = (now // row.interval_s + 1) * row.interval_s
+                if row.interval_s != interval_s:
+                    interval_s = row.interval_s
+                    next_due = (now // interval_s + 1) * interval_s
+                row.due = next_due
             yield seq, step
         if nothing_due and self._wait:
             self._sleep(min(seq.data.due for seq in run) - now)
 
     def _some(self, seq: Sequence, row: Row) -> Step:
-        most = min(row.plan.tokens_per_step, seq.request.max_tokens - row.made, row.fault_at - row.made)
+        most = min(row.at_a_time, seq.request.max_tokens - row.made, row.fault_at - row.made)
         some = list(islice(row.steps, int(most)))
         if not some:
             return _END
@@ -166,17 +161,16 @@ class SyntheticStepper:
         self._interrupt.wait(min(max(duration_s, 0.0), SLICE_S))
         self._interrupt.clear()
 
-    def _remembered(self, request_id: str) -> Request:
+    def _remember(self, request_id: str, row: Row) -> None:
         self.last_id = request_id
-        request = self._requests.setdefault(request_id, Request())
+        self._requests.setdefault(request_id, []).append(row)
         while len(self._requests) > REMEMBERED:
             del self._requests[next(iter(self._requests))]
-        return request
 
     @property
     def made(self) -> dict[str, int]:
         """Tokens made, by request id; the last thousand requests."""
-        return {id: request.made for id, request in self._requests.items()}
+        return {id: sum(row.made for row in rows) for id, rows in self._requests.items()}
 
     def forget(self) -> None:
         """Count anew."""
