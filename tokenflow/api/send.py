@@ -8,12 +8,13 @@ window`); a pause pulls it down to what was sent; a reader that counts what it a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
 from tokenflow.core.types import Delta, Event, Finished
 
-GIVE_UP_SLOT = -1
+GIVE_UP_SLOT: Final = -1
 """A limit that asks for more than silence: the engine is to free the slot too, if it can (`release`)."""
 
 

@@ -16,13 +16,13 @@ Pure: waking a reader, granting credit and telling of growth are callbacks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from tokenflow.errors import ResumeWindowLost
 
 E = TypeVar("E")
 
-RECORD_BYTES = 235
+RECORD_BYTES: Final = 235
 """What Python keeps for a record beside its text: itself, the event, numbers and the list's part (measured)."""
 
 

@@ -7,10 +7,11 @@ Buckets are chosen for language models: TTFT spans a cached short prompt (millis
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
 
 from tokenflow.core.lifecycle import Gaps
 
-TBT_BUCKETS_S = (
+TBT_BUCKETS_S: Final = (
     0.0025,
     0.005,
     0.01,
