@@ -282,7 +282,7 @@ def furthest_ahead(seen: set[tuple[int, int]], reader: Reader) -> int:
 NORMAL, STALLED = 8, 4
 ENDLESS = {"max_tokens": 10_000_000}
 PIECE_S = 0.1
-MOST = 3
+MOST = 7
 KEPT = 0.95
 
 
