@@ -12,12 +12,18 @@ pytest.register_assert_rewrite("plugins.exllama_common.tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compiled", action="store_true", help="refuse to run with a tokenflow that is not compiled")
     parser.addoption(
         "--stress-share",
         type=float,
         default=1.0,
         help="how much of each stress test to run: 0.05 is a twentieth (default: all of it)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--compiled") and not compiled():
+        raise pytest.UsageError("--compiled, but the tokenflow that is imported here is not")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

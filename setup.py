@@ -5,12 +5,11 @@ builds, mypy and all that tokenflow imports: so without build isolation, as the 
 """
 
 import os
-import sys
 
 from setuptools import setup
 
 COMPILED = {
-    "core": ("deadlines", "replay", "states", "stopping", "timings", "types"),
+    "core": ("deadlines", "deltas", "replay", "states", "stopping", "timings"),
     "api": ("loop", "send"),
     "dialects": ("named", "openai_chat", "openai_completions", "openai_frames"),
     "service": ("account", "choice", "reader", "stream", "watch"),
@@ -23,7 +22,6 @@ COMPILED = {
 def extensions():
     from mypyc.build import mypycify  # only here is it needed
 
-    sys.path.insert(0, os.getcwd())  # so that it is this tree that is looked at
     files = [f"tokenflow/{room}/{name}.py" for room, names in COMPILED.items() for name in names]
     return mypycify(files, opt_level="3", debug_level="1", group_name="tokenflow")
 

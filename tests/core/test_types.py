@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
-from tokenflow.core.types import Delta, TokenLogprob, Usage
+from tokenflow.core.types import (
+    CallPiece,
+    Delta,
+    EngineInfo,
+    Finished,
+    MessageDelta,
+    Sampling,
+    SequenceRequest,
+    Started,
+    TokenLogprob,
+    Usage,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,3 +36,23 @@ def test_a_delta_has_content_where_a_reader_must_take_it(delta: Delta, content: 
 
 def test_usage_adds_up_and_counts_cached_tokens_once() -> None:
     assert Usage(prompt=5, completion=7, cached=4).total == 12
+
+
+LOGPROB = TokenLogprob("a", -0.1, b"a")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Delta("a", 2, (LOGPROB,), 7),
+        MessageDelta("a", 2, (LOGPROB,), "because", (CallPiece(0, "c", "f", "{}"),), 7),
+        Started(5, 3),
+        Finished("stop"),
+        SequenceRequest(prompt=(1, 2), max_tokens=3, sampling=Sampling(logit_bias={1: 0.5})),
+        EngineInfo(model="m", context_length=8, slots=1),
+        Usage(prompt=5),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_travels_could_be_sent_to_another_process(value: object) -> None:
+    assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == value

@@ -109,5 +109,9 @@ async def test_what_lies_ready_goes_out_together(autojump_clock: MockClock) -> N
             assert go_out(Delta("a"), Delta("", 1), Delta("a"), made=23) == [2], "one without text is no reason to wait"
             assert go_out(Delta("a"), made=25) == [], "another is there already"
             assert go_out(Delta("", 1), made=24) == [1], "or not: then it waits no more"
+            assert go_out(Delta("a"), *[Delta("", 1)] * TOGETHER, made=26) == [1], "nor for ever"
+            assert go_out(Delta("a"), made=99) == []
+            stream.cancel("client")
+            assert len(kernel.written) == 1, "nor for what comes no more"
             nursery.cancel_scope.cancel()
         reader.close()

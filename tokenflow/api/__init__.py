@@ -1,13 +1,18 @@
-"""All that a plugin imports. Semantic versioning holds here: see `API_VERSION`."""
+"""All that a plugin imports. Semantic versioning holds here: see `API_VERSION`.
+
+`Stepper`, `LoopEngine` and the other adapters may be inherited from. `Delta`, `Send`, `Sequence`, `Step` and `StepLoop`
+may not: where tokenflow is compiled, they cannot.
+"""
 
 from tokenflow.api.adapters import LoopEngine, engine_from_blocking_iterator, engine_from_generator, serving
 from tokenflow.api.engine import Engine, StructuredEngine
 from tokenflow.api.grammar import Grammars, Matcher
 from tokenflow.api.hookspecs import API_VERSION, EnginePlugin, SinkPlugin, hookimpl
-from tokenflow.api.loop import Sequence, Step, StepLoop, Stepper
+from tokenflow.api.loop import Sequence, Step, StepLoop
 from tokenflow.api.models import ModelSource, cache_dir
 from tokenflow.api.send import Send
 from tokenflow.api.sink import Exposition, MetricsSink, Sink
+from tokenflow.api.stepper import Stepper
 from tokenflow.api.vocabulary import BYTE_TOKEN, GPT2_BYTES, Vocabulary, VocabularyEngine
 from tokenflow.core.lifecycle import (
     Admitted,

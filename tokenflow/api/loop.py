@@ -24,17 +24,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
 from tokenflow.api.grammar import Matcher
 from tokenflow.api.send import GIVE_UP_SLOT, Send
+from tokenflow.api.stepper import Stepper
 from tokenflow.core.states import SEQUENCE_MOVES, SequenceState, move
 from tokenflow.core.stopping import TextAssembler
 from tokenflow.core.types import (
@@ -53,6 +54,8 @@ from tokenflow.errors import EngineClosed, EngineError, EngineStuck
 @dataclass(slots=True, init=False)  # its own __init__: most engines make one for every token
 class Step:
     """What one step made for one sequence. It does not change: a stepper may give the same one again.
+
+    Its parts are of just the types that they are said to be: compiled, it refuses a bytearray or NumPy's integers.
 
     Attributes:
         tokens: how many tokens were sampled (an end-of-sequence token counts), usually 1.
@@ -164,45 +167,6 @@ class Sequence:
 
     def _move(self, to: SequenceState) -> None:
         self.state = move(SEQUENCE_MOVES, self.state, to)
-
-
-class Stepper(Protocol):
-    """What a batched engine supplies. Called by the owner alone (but for `interrupt`), never two calls at once."""
-
-    def open(self) -> None:
-        """Load. In the owner's thread, since CUDA's state is per thread. Raises StartupError with a line for people."""
-
-    def close(self) -> None:
-        """Free everything. Called once, after `open` succeeded."""
-
-    def add(self, seq: Sequence) -> bool:
-        """Take a slot and its KV cache for `seq`. False: not now, ask again later. Raise: refuse this one."""
-
-    def release(self, seq: Sequence) -> None:
-        """`seq` gives its slot and KV cache to others, and will be `add`ed again to go on exactly where it was.
-
-        Keep in `seq.data` what that takes (its tokens, its sampler). Only steppers that set `can_release` are asked.
-        """
-
-    def remove(self, seq: Sequence) -> None:
-        """`seq` leaves: its slot and KV cache are free when this returns. Must not raise."""
-
-    def step(self, run: list[Sequence]) -> Iterable[tuple[Sequence, Step]]:
-        """Take one step of the batch; one Step a sequence (none while it prefills).
-
-        `run` is who may take part. One that holds a slot and is not in it is paused: keep its state, give it nothing.
-        Where several tokens are certain, a sequence may get a Step for each, in order, at most `seq.room` of them;
-        what comes after its end is dropped.
-        Raising fails every sequence that holds a slot.
-        """
-
-    def interrupt(self, seq: Sequence | None) -> None:
-        """From any thread, at any time: end a long step early, with every sequence as it was before it.
-
-        `seq` is the one that is leaving; None: everybody is. Doing nothing is allowed. It is asked at once where `seq`
-        prefills in this step, otherwise only once the step has shown to be long; and, where somebody in the step stays,
-        never twice without a whole step between.
-        """
 
 
 Pace = Callable[["StepLoop"], Awaitable[None]]
@@ -477,8 +441,8 @@ class StepLoop:
         self.generated += step.tokens
         delta, finished = seq.take(step)
         if delta is not None:
-            seq.emitted += delta.has_content
             self._out.append((seq, delta))
+            seq.emitted += delta.has_content
         if finished is not None:
             self._out.append((seq, finished))
             self._release(seq)

@@ -101,18 +101,18 @@ class StreamReader:
         """There is more. Called by the log, in the task of whoever made it."""
         at_once, self._at_once = self._at_once, None
         if at_once is not None and isinstance(record.event, Delta):
+            taken = None
             try:
                 if records := self._within(self._cursor.peek()):
-                    n = records[-1].n
                     taken = at_once.write(records)
-                    if taken:
-                        self._at_once, self._given = at_once, n
-                        self.ack(n)
-                        return
-                    if taken is False:
-                        self._held = n
             except Exception as exc:
                 self._failure = exc
+            if taken:
+                self._at_once, self._given = at_once, records[-1].n
+                self.ack(self._given)
+                return
+            if taken is False:
+                self._held = records[-1].n
         self._news.set()
 
     def _within(self, records: list[Record[StreamEvent]]) -> list[Record[StreamEvent]]:

@@ -116,6 +116,7 @@ class Stream:
         "_sequences",
         "_slots_held",
         "_ticket",
+        "_together",
         "_unread",
         "_watch",
         "asked",
@@ -167,6 +168,7 @@ class Stream:
         span_s = settings.coalesce_s
         self._coalescer = Coalescer(self._append_read, span_s) if span_s else None
         self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
+        self._together = 0  # deltas since readers were told of any: they hear of the next ones together
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
         self._forgotten = trio.Event()  # its log had to make room
@@ -287,6 +289,7 @@ class Stream:
     def _call_off(self) -> None:
         self._called_off = True
         self._scope.cancel()
+        self._log.wake()  # what was to follow a record may not come any more
 
     @property
     def paused(self) -> bool:
@@ -521,7 +524,8 @@ class Stream:
 
     def _on_delta(self, choice: Choice, delta: Delta, now: float) -> None:
         self._account.token(choice.gaps, delta, now)
-        more = choice.send.more and self._log.head + 1 < self._log.accepted + TOGETHER
+        more = choice.send.more and self._together + 1 < TOGETHER
+        self._together = self._together + 1 if more else 0
         if not delta.has_content:
             choice.untold += delta.tokens
         elif self._coalescer is not None:

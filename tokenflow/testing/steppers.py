@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from tokenflow.api import Sequence, Step
+from tokenflow.api import Sequence, Step, Stepper
 
 
-class PlainStepper:
+class PlainStepper(Stepper):
     """Prefills `chunk` prompt tokens a step, then says `t0 t1 t2 …`, one a step. Replace a method to break it."""
 
     def __init__(self, *, slots: int = 2, chunk: int = 4) -> None:
