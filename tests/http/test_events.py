@@ -105,11 +105,11 @@ async def test_what_lies_ready_goes_out_together(autojump_clock: MockClock) -> N
                 return [data.count(b"\n\n") for _, data in kernel.written]
 
             assert go_out(Delta("a"), made=1) == [1]
-            assert go_out(*[Delta("a")] * 20, made=21) == [TOGETHER, 20 - TOGETHER]
-            assert go_out(Delta("a"), Delta("", 1), Delta("a"), made=23) == [2], "one without text is no reason to wait"
-            assert go_out(Delta("a"), made=25) == [], "another is there already"
+            assert go_out(*[Delta("a")] * 20, made=21) == [TOGETHER, 2, 1, 1], "together, as long as many lie ready"
+            assert go_out(Delta("a"), Delta("", 1), Delta("a"), made=25) == [2], "also with one between without text"
+            assert go_out(Delta("a"), made=27) == [], "more are there already"
             assert go_out(Delta("", 1), made=24) == [1], "or not: then it waits no more"
-            assert go_out(Delta("a"), *[Delta("", 1)] * TOGETHER, made=26) == [1], "nor for ever"
+            assert go_out(Delta("a"), *[Delta("", 1)] * TOGETHER, made=28) == [1], "nor for ever"
             assert go_out(Delta("a"), made=99) == []
             stream.cancel("client")
             assert len(kernel.written) == 1, "nor for what comes no more"

@@ -44,7 +44,9 @@ class Send:
         self.limit = window
         """Absolute; falls only on pause, and when a reader that allowed more has left."""
         self.more = False
-        """Another delta is there already, and follows at once."""
+        """Several deltas are there already, and follow at once. One or two are no reason to make a reader wait: the
+        server is late by a token.
+        """
         self.dropped = 0
         """Tokens that the engine generated and could not send any more, because it was cancelled."""
 
@@ -84,7 +86,7 @@ class Send:
             raise trio.ClosedResourceError
         if isinstance(event, Delta):
             self.sent += event.has_content
-            self.more = made > self.sent
+            self.more = made > self.sent + 2
         elif isinstance(event, Finished):
             self.closed = True
         self._on_event(event)
