@@ -17,10 +17,10 @@ NODE       := .openai-node
 OPENAI_NODE := 6.49.0
 AUTOBAHN   := .autobahn
 # Tests that measure, or compute on all cores: they get the machine for themselves. The others share it.
+ALONE      := tests/e2e plugins/llamacpp tests/http/test_cuts.py
 # The rooms that have a compiled module, and who supplies one with what it demands.
 WITH_COMPILED := tests/core tests/api tests/dialects tests/service tests/http tests/cases plugins/synthetic \
   plugins/llamacpp
-ALONE      := tests/e2e plugins/llamacpp tests/http/test_cuts.py
 
 .PHONY: serve compiled test test-compiled check stress soak bench model clean
 

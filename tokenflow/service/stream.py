@@ -349,7 +349,7 @@ class Stream:
     def _released(self, choice: Choice) -> None:
         """A sequence's slot is free; the last one gives them all back."""
         choice.away = True
-        if self.slotless and all([choice.away or choice.send.closed for choice in self._choices]):
+        if self.slotless and all([each.away or each.send.closed for each in self._choices]):
             self._ticket.leave()
             self._want_slots()
 
