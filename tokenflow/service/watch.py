@@ -36,6 +36,7 @@ class Watch:
         self._number = count()  # ties are first come, first served
         self._stale = 0
         self._bell = trio.Event()
+        self._wakes_at = inf  # when it looks next, if nobody rings
 
     def look_at(self, watched: Watched) -> None:
         """Watch it from now on; to be called again where `due` becomes earlier than what is `known`."""
@@ -45,7 +46,7 @@ class Watch:
             return
         watched.known = due
         heappush(self._heap, (due, next(self._number), watched))
-        if self._heap[0][2] is watched:
+        if due < self._wakes_at:
             self._bell.set()
 
     def forget(self, watched: Watched) -> None:
@@ -63,7 +64,8 @@ class Watch:
         """Until cancelled."""
         while True:
             self._bell = trio.Event()
-            with trio.move_on_at(self._heap[0][0] if self._heap else inf):
+            self._wakes_at = self._heap[0][0] if self._heap else inf
+            with trio.move_on_at(self._wakes_at):
                 await self._bell.wait()
             now = trio.current_time()
             while self._heap and self._heap[0][0] <= now:

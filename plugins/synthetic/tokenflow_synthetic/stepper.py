@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
@@ -64,7 +65,8 @@ class SyntheticStepper:
         """Set it to free an engine that `wedge_at` hung."""
         self._clock = clock
         self._wait = wait
-        self._interrupt = threading.Event()
+        self._interrupt = threading.Lock()  # held until somebody interrupts
+        self._interrupt.acquire()
 
     def open(self) -> None:
         pass
@@ -111,7 +113,8 @@ class SyntheticStepper:
             row.steps = iter(())  # what it made is remembered, and not what it would have made
 
     def interrupt(self, seq: Sequence | None) -> None:
-        self._interrupt.set()
+        with suppress(RuntimeError):  # it is free already
+            self._interrupt.release()
 
     def step(self, run: list[Sequence]) -> Iterator[tuple[Sequence, Step]]:
         now = self._clock()
@@ -158,8 +161,7 @@ class SyntheticStepper:
             row.due = math.inf
 
     def _sleep(self, duration_s: float) -> None:
-        self._interrupt.wait(min(max(duration_s, 0.0), SLICE_S))
-        self._interrupt.clear()
+        self._interrupt.acquire(timeout=min(max(duration_s, 0.0), SLICE_S))
 
     def _remember(self, request_id: str, row: Row) -> None:
         self.last_id = request_id
