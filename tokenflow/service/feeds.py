@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import trio
@@ -94,6 +94,9 @@ class _Feed:
         with self._patience:
             async for event in self._receive:
                 await self._record(event)
+                with suppress(trio.WouldBlock, trio.EndOfChannel):
+                    while True:  # what has come meanwhile, without a turn of the event loop for each
+                        await self._record(self._receive.receive_nowait())
 
     async def _record(self, event: LifecycleEvent) -> None:
         try:

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from tokenflow_ledger import register_sinks
 from tokenflow_ledger.file import Appended, LedgerFile
-from tokenflow_ledger.sink import CLOSE_S, RETRY_S, LedgerConfig, LedgerSink, open_ledger
+from tokenflow_ledger.sink import CLOSE_S, GATHER_S, RETRY_S, LedgerConfig, LedgerSink, open_ledger
 
 from tokenflow.api import Admitted, Ended, SinkPlugin, StartupError
 
@@ -91,7 +91,7 @@ async def test_the_path_is_relative_to_the_working_directory_at_the_start(
 
 
 async def test_only_ended_streams_are_written(file: ScriptedFile, mock_clock: trio.testing.MockClock) -> None:
-    async with running(LedgerSink(file)) as sink:
+    async with running(LedgerSink(file, gather_s=0.0)) as sink:
         await sink.record(Admitted(id="s1", at=0.0, model="m", engine="e", key="-", route="/", stream=True, choices=1))
         assert sink.statistics().pending == 0
     assert file.batches == []
@@ -100,7 +100,7 @@ async def test_only_ended_streams_are_written(file: ScriptedFile, mock_clock: tr
 async def test_a_line_is_written_at_once_and_those_gathered_meanwhile_together(
     file: ScriptedFile, ended: Make, ids: Ids, mock_clock: trio.testing.MockClock, until: Until
 ) -> None:
-    async with running(LedgerSink(file)) as sink:
+    async with running(LedgerSink(file, gather_s=0.0)) as sink:
         await record(sink, ended, 1)
         await until(lambda: sink.statistics().pending == 0)
         file.go_on.clear()
@@ -114,10 +114,27 @@ async def test_a_line_is_written_at_once_and_those_gathered_meanwhile_together(
         assert trio.current_time() == 0
 
 
+async def test_lines_that_come_soon_after_a_write_share_the_next(
+    file: ScriptedFile, ended: Make, ids: Ids, mock_clock: trio.testing.MockClock, until: Until
+) -> None:
+    async with running(LedgerSink(file)) as sink:
+        await record(sink, ended, 1)
+        await until(lambda: sink.statistics().pending == 0)
+        for name in (2, 3):
+            await record(sink, ended, name)
+            mock_clock.jump(0.4 * GATHER_S)
+            await trio.testing.wait_all_tasks_blocked()
+        assert ids(file.path) == ["1"]
+        mock_clock.jump(0.2 * GATHER_S)
+        await until(lambda: sink.statistics().pending == 0)
+        assert ids(file.path) == ["1", "2", "3"]
+        assert file.batches == [1, 2]
+
+
 async def test_closing_writes_everything_that_is_pending(
     file: ScriptedFile, ended: Make, ids: Ids, mock_clock: trio.testing.MockClock
 ) -> None:
-    async with running(LedgerSink(file)) as sink:
+    async with running(LedgerSink(file, gather_s=0.0)) as sink:
         await record(sink, ended, *range(100))
     assert ids(file.path) == [str(n) for n in range(100)]
 
@@ -126,7 +143,7 @@ async def test_being_cancelled_writes_everything_that_is_pending(
     file: ScriptedFile, ended: Make, ids: Ids, mock_clock: trio.testing.MockClock
 ) -> None:
     with trio.CancelScope() as scope:
-        async with running(LedgerSink(file)) as sink:
+        async with running(LedgerSink(file, gather_s=0.0)) as sink:
             await record(sink, ended, *range(100))
             scope.cancel()
             await trio.sleep_forever()
@@ -142,7 +159,7 @@ async def test_a_full_disk_is_logged_once_and_loses_neither_lines_nor_order(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     file.errors = [full(), full(), full()]
-    async with running(LedgerSink(file)) as sink:
+    async with running(LedgerSink(file, gather_s=0.0)) as sink:
         await record(sink, ended, 1, 2)
         for tries in (1, 2, 3):
             await refused(sink, file, tries, until)
@@ -161,7 +178,7 @@ async def test_another_error_is_another_line_in_the_log(
     file: ScriptedFile, ended: Make, mock_clock: trio.testing.MockClock, until: Until, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.errors = [full(), OSError(errno.EIO, "Input/output error")]
-    async with running(LedgerSink(file)) as sink:
+    async with running(LedgerSink(file, gather_s=0.0)) as sink:
         await record(sink, ended, 1)
         await refused(sink, file, 1, until)
         mock_clock.jump(RETRY_S)
@@ -184,7 +201,7 @@ async def test_past_the_bound_the_newest_are_dropped_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     file.errors = [full()]
-    async with running(LedgerSink(file, max_pending=3)) as sink:
+    async with running(LedgerSink(file, gather_s=0.0, max_pending=3)) as sink:
         await record(sink, ended, 1, 2, 3, 4, 5)
         assert sink.statistics()[:2] == (3, 2)
         await refused(sink, file, 1, until)
@@ -201,7 +218,7 @@ async def test_what_a_full_disk_never_took_is_counted_at_the_end(
     file: ScriptedFile, ended: Make, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.errors = [full()] * 9
-    async with running(LedgerSink(file, max_pending=2)) as sink:
+    async with running(LedgerSink(file, gather_s=0.0, max_pending=2)) as sink:
         await record(sink, ended, 1, 2, 3)
     assert f"ledger {file.path}: closed; 3 lines could not be written and are lost" in caplog.text
     assert len(file.batches) == 1
@@ -211,7 +228,7 @@ async def test_closing_during_an_outage_tries_once_more_and_at_once(
     file: ScriptedFile, ended: Make, ids: Ids, mock_clock: trio.testing.MockClock, until: Until
 ) -> None:
     file.errors = [full()]
-    async with running(LedgerSink(file)) as sink:
+    async with running(LedgerSink(file, gather_s=0.0)) as sink:
         await record(sink, ended, 1)
         await refused(sink, file, 1, until)
     assert ids(file.path) == ["1"]
@@ -223,7 +240,7 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_end(
 ) -> None:
     file.go_on.clear()
     try:
-        async with running(LedgerSink(file)) as sink:
+        async with running(LedgerSink(file, gather_s=0.0)) as sink:
             await record(sink, ended, 1)
             await until(lambda: file.batches == [1])
             sink.close()

@@ -1,9 +1,10 @@
-"""From Trio to the file: lines are gathered while a write is under way, and the next write takes them all.
+"""From Trio to the file: lines are gathered for as long as a write takes, and the next write takes them all.
 
     record -> pending -> run: one batch at a time, in a thread -> LedgerFile
 
-So nothing waits longer than the write before it, and `kill -9` loses what that write had not taken: milliseconds, on a
-disk that works. On one that does not, lines stay pending, in order, up to a bound; beyond it the newest are dropped and
+A write counts as taking a tenth of a second at least, so that a thousand streams a second do not wake a thread each.
+So nothing waits longer than the write before it, and `kill -9` loses what that had not taken: a fraction of a second,
+on a disk that works. On one that does not, lines stay pending, in order, up to a bound; beyond it the newest are dropped and
 counted, so that what is missing in the end is one stretch of time and not holes all over.
 
 Closing gives the last write `CLOSE_S`. A write that hangs longer (a dead network disk) is left to its thread.
@@ -27,6 +28,8 @@ from tokenflow_ledger.line import line
 
 MAX_PENDING = 50_000
 """Lines that wait for a disk that does not take them: some 30 MB."""
+GATHER_S = 0.1
+"""From one write to the next, at least."""
 RETRY_S = 1.0
 CLOSE_S = 5.0
 
@@ -57,8 +60,9 @@ class Statistics(NamedTuple):
 class LedgerSink:
     """Takes usage records and never waits for the disk."""
 
-    def __init__(self, file: LedgerFile, *, max_pending: int = MAX_PENDING) -> None:
+    def __init__(self, file: LedgerFile, *, max_pending: int = MAX_PENDING, gather_s: float = GATHER_S) -> None:
         self._file = file
+        self._gather_s = gather_s
         self._max_pending = max_pending
         self._pending: deque[bytes] = deque()
         self._thread = trio.CapacityLimiter(1)
@@ -102,7 +106,10 @@ class LedgerSink:
             if not self._pending:
                 self._news = trio.Event()
                 await self._news.wait()
-            elif not await self._write():
+            elif await self._write():
+                with trio.move_on_after(self._gather_s):
+                    await self._closing.wait()
+            else:
                 if self._closing.is_set():
                     return
                 self._retry_at = trio.current_time() + RETRY_S
