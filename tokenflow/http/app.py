@@ -6,13 +6,13 @@ import logging
 from functools import partial
 
 from quart import Response, g, has_request_context, request, websocket
-from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, UnsupportedMediaType
 
 from tokenflow.errors import TokenflowError
 from tokenflow.http.answers import http_refusal, nothing, refusal
 from tokenflow.http.auth import OPEN, authenticate
 from tokenflow.http.connection import Connection
+from tokenflow.http.framework import App
 from tokenflow.http.pages import Pages
 from tokenflow.http.routes import debug, generation, models, probes, streams, tokens, ws
 from tokenflow.http.transport import ClientDisconnected, Traffic
@@ -29,14 +29,14 @@ BODY_REASONS = {413: "body", 408: "body_timeout"}
 """What the transport's count calls them."""
 
 
-def create_app(service: Service, traffic: Traffic | None = None) -> QuartTrio:
+def create_app(service: Service, traffic: Traffic | None = None) -> App:
     """Build the application around a service, which is open by the time of the first request.
 
     Args:
         traffic: what the transport counts, for the page of metrics.
     """
     traffic = traffic or Traffic()
-    app = QuartTrio("tokenflow", static_folder=None)
+    app = App("tokenflow", static_folder=None)
     app.url_map.merge_slashes = False  # a redirect would be a page of HTML
     app.asgi_http_class, app.asgi_websocket_class = Connection, WebsocketConnection
     config = service.config.server

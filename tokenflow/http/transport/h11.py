@@ -18,6 +18,7 @@ from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.events import Request, Response
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
+from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import H11SendableEvent
 from hyperframe.exceptions import HyperframeError
 
@@ -107,8 +108,7 @@ class CorrectedH11Protocol(H11Protocol):
         # A change to HTTP/2 is the connection's first request or none. Later it may be a held one, parsed by a task
         # that cannot replace the protocol; the upgrade is then ignored, as RFC 9110 section 7.8 allows.
         # So is one with settings that do not hold (RFC 7540 section 3.2.1).
-        asks_for_h2c = any(name == b"upgrade" and value.lower() == b"h2c" for name, value in event.headers)
-        if self.keep_alive_requests == 0 and (not asks_for_h2c or _settings_hold(event)):
+        if self.keep_alive_requests == 0 and (event.method == b"PRI" or _asks_for_h2c(event)):
             await super()._check_protocol(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -116,32 +116,22 @@ class CorrectedH11Protocol(H11Protocol):
         headers = list(request.headers)
         if (status := refusal(request.method, request.target, headers, self._limits)) is not None:
             await self.refuse(status)
-        elif _asks_for_websocket(request):
-            await self._create_websocket(request)
+            return
+        arguments = self.app, self.config, self.context, self.task_group, self.ssl, self.client, self.server
+        if _asks_for_websocket(headers, request.method):
+            assert isinstance(self.connection, h11.Connection)
+            stream = CorrectedWSStream(*arguments, self.stream_send, STREAM_ID, pong_s=self._pong_s)
+            self._direct.websocket = stream
+            self.connection = H11WSConnection(self.connection)
+            self.stream = stream
         else:
-            await super()._create_stream(request)
-
-    async def _create_websocket(self, request: h11.Request) -> None:
-        assert isinstance(self.connection, h11.Connection)
-        self.stream = self._direct.websocket = CorrectedWSStream(
-            self.app,
-            self.config,
-            self.context,
-            self.task_group,
-            self.ssl,
-            self.client,
-            self.server,
-            self.stream_send,
-            STREAM_ID,
-            pong_s=self._pong_s,
-        )
-        self.connection = H11WSConnection(self.connection)
+            self.stream = HTTPStream(*arguments, self.stream_send, STREAM_ID)
         await self.stream.handle(
             Request(
                 stream_id=STREAM_ID,
-                headers=list(request.headers),
+                headers=headers,
                 http_version=request.http_version.decode(),
-                method="GET",
+                method=request.method.decode().upper(),
                 raw_path=request.target,
                 state=self.connection_state,
             )
@@ -200,14 +190,19 @@ class CorrectedH11Protocol(H11Protocol):
         await self._send_h11_event(h11.EndOfMessage())
 
 
-def _asks_for_websocket(request: h11.Request) -> bool:
-    # As Hypercorn reads it, of several Upgrades the last and without the spaces that only a `str` strips: a stream that
-    # it makes itself is not ours, and outlives its client.
-    values = [(name, value.decode("latin-1").strip().lower()) for name, value in request.headers]
-    connection = ",".join(value for name, value in values if name == b"connection")
-    tokens = {token.strip() for token in connection.split(",")}
-    upgrade = [value for name, value in values if name == b"upgrade"]
-    return request.method.upper() == b"GET" and "upgrade" in tokens and upgrade[-1:] == ["websocket"]
+def _asks_for_websocket(headers: list[tuple[bytes, bytes]], method: bytes) -> bool:
+    # Of several Upgrades the last counts, and without the spaces that only a `str` strips.
+    upgrade = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"upgrade"]
+    if upgrade[-1:] != ["websocket"] or method.upper() != b"GET":
+        return False
+    connection = b",".join([value for name, value in headers if name == b"connection"])
+    return "upgrade" in {token.strip().lower() for token in connection.decode("latin-1").split(",")}
+
+
+def _asks_for_h2c(request: h11.Request) -> bool:
+    return any(name == b"upgrade" and value.strip().lower() == b"h2c" for name, value in request.headers) and (
+        _settings_hold(request)
+    )
 
 
 def _settings_hold(request: h11.Request) -> bool:
