@@ -9,10 +9,12 @@ import os
 from setuptools import setup
 
 COMPILED = {
-    "core": ("deadlines", "deltas", "replay", "states", "stopping", "timings"),
+    "core": ("admission", "credit", "deadlines", "deltas", "logstore", "replay", "states", "stopping", "timings"),
     "api": ("loop", "send"),
-    "dialects": ("named", "openai_chat", "openai_completions", "openai_frames"),
-    "service": ("account", "choice", "reader", "stream", "watch"),
+    "dialects": (
+        *("fields", "named", "openai_chat", "openai_common", "openai_completions", "openai_frames", "openai_messages"),
+    ),
+    "service": ("account", "choice", "plan", "reader", "stream", "watch"),
     "http": ("events",),
     "http/transport": ("at_once", "writer", "ws"),
 }

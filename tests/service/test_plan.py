@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tokenflow.api import Dry, EngineInfo, Grammar, InvalidRequest, Mirostat, Sampling, Xtc
 from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.types import GenerationRequest, TokenPrompt
-from tokenflow.service.plan import Plan, Planner
+from tokenflow.service.plan import _NEUTRAL, Plan, Planner
 
 ASKED = {
     "temperature": ({"temperature": 0.5}, "temperature"),
@@ -41,6 +42,10 @@ async def test_what_the_engine_cannot_do(capability: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await plan(set(ASKED) - {capability}, sampling)
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+def test_every_field_of_sampling_is_looked_at() -> None:
+    assert set(_NEUTRAL) == {field.name for field in fields(Sampling)}
 
 
 async def test_what_asks_for_nothing_needs_nothing() -> None:

@@ -129,22 +129,36 @@ def _pattern(node: dict[str, Any]) -> str:
     return joined + "?" if ends else joined
 
 
+class Marks(NamedTuple):
+    """Three characters that occur nowhere else, and a pattern that finds them."""
+
+    cut: str
+    open: str
+    close: str
+    any: re.Pattern[str]
+
+
+def marks_beside(used: frozenset[str]) -> Marks:
+    """Marks that are none of the characters `used`. InvalidRequest if there are not enough."""
+    free = (char for char in _candidates() if char not in used)
+    marks = [char for char, _ in zip(free, range(3), strict=False)]
+    if len(marks) < 3:
+        raise InvalidRequest("The messages use up every private character.", param="messages")
+    cut, opening, closing = marks
+    return Marks(cut, opening, closing, re.compile(f"[{''.join(marks)}]"))
+
+
 class Marker:
     """Marks for one rendering.
 
     Args:
         specials: the model's control tokens.
-        used: characters that must not be taken for marks.
+        marks: characters that nothing in this rendering has.
     """
 
-    def __init__(self, specials: SpecialTokens, used: frozenset[str]) -> None:
+    def __init__(self, specials: SpecialTokens, marks: Marks) -> None:
         self._specials = specials
-        free = (char for char in _candidates() if char not in used)
-        marks = [char for char, _ in zip(free, range(3), strict=False)]
-        if len(marks) < 3:
-            raise InvalidRequest("The messages use up every private character.", param="messages")
-        self._cut, self._open, self._close = marks
-        self._marks = re.compile(f"[{''.join(marks)}]")
+        self._cut, self._open, self._close, self._marks = marks
         self.marked = False
         """Some string got a mark."""
 

@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from tokenflow.chat.expectations import Expectations, expectations
-from tokenflow.chat.marking import Marker, Segment, SpecialTokens
+from tokenflow.chat.marking import Marker, Marks, Segment, SpecialTokens, marks_beside
 from tokenflow.errors import InvalidRequest
 
 MAX_CHARS = 16_000_000
@@ -85,6 +85,7 @@ class ChatTemplate:
         self._specials = SpecialTokens(special_tokens)
         # A mark must not be a character that the template writes, or looks for.
         self._used = frozenset(source) | frozenset(bos_token + eos_token) | frozenset("".join(special_tokens))
+        self._marks = marks_beside(self._used)
 
     def render(
         self,
@@ -110,12 +111,16 @@ class ChatTemplate:
         """
         given = {"tools": None, "documents": None, **(variables or {}), "messages": self._as_expected(messages)}
         try:
-            marker = Marker(self._specials, self._used | _characters(given))
+            marker = Marker(self._specials, self._marks_beside(_characters(given)))
             context = {name: marker.mark(value, name) for name, value in given.items()}
         except RecursionError:
             raise InvalidRequest("The messages are nested too deeply.", param="messages") from None
         rendered = self._render(self._surroundings(context, add_generation_prompt, now))
         return marker.split(rendered) if marker.marked else [Segment(rendered, True)] * bool(rendered)
+
+    def _marks_beside(self, used: frozenset[str]) -> Marks:
+        """Nearly always the same ones."""
+        return self._marks if used.isdisjoint(self._marks[:3]) else marks_beside(self._used | used)
 
     def _as_expected(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Messages in the form that this template takes them in."""

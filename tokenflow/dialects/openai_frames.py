@@ -24,13 +24,15 @@ from tokenflow.errors import TokenflowError
 
 DONE = b"data: [DONE]\n\n"
 
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
 _BYTES_PER_CHAR = 6
 """The most that one character takes in JSON: \\u0000."""
 
 
 def dumps(value: object) -> bytes:
     """Compact JSON in UTF-8, on one line."""
-    return utf8(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    return utf8(_json(value))
 
 
 def utf8(text: str) -> bytes:

@@ -146,7 +146,8 @@ class Account:
             gaps=merge(self._gaps),
         )
         self._emit(record)
-        log.info("%s", _line(record))
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", _line(record))
 
 
 def _line(record: lifecycle.Ended) -> str:

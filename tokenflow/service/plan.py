@@ -170,7 +170,8 @@ class Planner:
 
     def _check_capabilities(self, request: GenerationRequest) -> None:
         can = self._info.capabilities
-        asked = [f.name for f in fields(Sampling) if getattr(request.sampling, f.name) not in _NEUTRAL[f.name]]
+        sampling = request.sampling
+        asked = [name for name, neutral in _NEUTRAL.items() if getattr(sampling, name) not in neutral]
         asked += ["logprobs"] if request.logprobs is not None else []
         asked += ["ignore_eos"] if request.ignore_eos else []
         asked += ["stop"] if request.stop else []

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from tokenflow.api import Ended
 
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def line(record: Ended) -> bytes:
     """One line, its newline included. ASCII alone, so that no text in it can end the line or fail to encode."""
@@ -36,7 +38,7 @@ def line(record: Ended) -> bytes:
         "by": record.by,
         "phase": record.phase,
     }
-    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
+    return _json(fields).encode("ascii") + b"\n"
 
 
 def _seconds(value: float | None) -> float | None:
