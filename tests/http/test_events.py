@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import socket
+from typing import Any, cast
 
 import pytest
 import trio
@@ -13,6 +14,8 @@ from tests.service.conftest import STEP_S, open_rig
 from tokenflow.core.types import Delta
 from tokenflow.dialects.openai_chat import ChatEncoder
 from tokenflow.http.events import EventBody
+from tokenflow.http.transport import Direct
+from tokenflow.http.transport.writer import Writer
 from tokenflow.service.stream import TOGETHER
 
 PING = b": ping\n\n"
@@ -71,29 +74,29 @@ async def test_what_was_handed_on_counts_only_when_the_next_is_asked_for(autojum
 
 
 class Kernel:
-    """A client that takes everything at once: what was written to it directly, and when."""
-
-    ready = True
+    """As much of a socket as a writer meets, to a client that takes everything at once: what was written to it."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[float, bytes]] = []
+        self.written: list[bytes] = []
 
-    def send_nowait(self, data: bytes | list[str]) -> bool:
-        assert isinstance(data, bytes)
-        self.written.append((trio.current_time(), data))
-        return True
+    def send(self, data: bytes) -> int:
+        self.written.append(data)
+        return len(data)
 
-    async def flush(self) -> None:
-        raise AssertionError("nothing was held")
+    @property
+    def direct(self) -> Direct:
+        direct = Direct(Writer(cast(socket.socket, self), None, 1.0), lambda: None, trio.lowlevel.checkpoint)
+        direct.open_ended = True
+        return direct
 
 
 async def test_what_lies_ready_goes_out_together(autojump_clock: MockClock) -> None:
     async with open_rig(prefill_ms=1_000_000) as r:
         stream, reader = await r.open()
         kernel = Kernel()
-        sent = EventBody(reader, ChatEncoder("tf-1", "m", 0, False, 1), 15.0, direct=kernel)
+        sent = EventBody(reader, ChatEncoder("tf-1", "m", 0, False, 1), 15.0, direct=kernel.direct)
         await anext(sent)
-        send = stream._choices[0].send
+        send = stream._choices[0]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(anext, sent)
             await trio.testing.wait_all_tasks_blocked()
@@ -102,7 +105,7 @@ async def test_what_lies_ready_goes_out_together(autojump_clock: MockClock) -> N
                 kernel.written.clear()
                 for delta in deltas:
                     send.send_nowait(delta, made)
-                return [data.count(b"\n\n") for _, data in kernel.written]
+                return [data.count(b"\n\n") for data in kernel.written]
 
             assert go_out(Delta("a"), made=1) == [1]
             assert go_out(*[Delta("a")] * 20, made=21) == [TOGETHER, 2, 1, 1], "together, as long as many lie ready"

@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -95,6 +94,7 @@ class Sequence:
     __slots__ = (
         "_assembler",
         "_logprobs",
+        "_loop",
         "away",
         "cached_tokens",
         "cancelled",
@@ -110,7 +110,9 @@ class Sequence:
         "state",
     )
 
-    def __init__(self, request: SequenceRequest, send: Send, matcher: Matcher | None = None) -> None:
+    def __init__(
+        self, request: SequenceRequest, send: Send, matcher: Matcher | None = None, loop: StepLoop | None = None
+    ) -> None:
         self.request = request
         self.matcher = matcher
         self.data: Any = None
@@ -128,6 +130,7 @@ class Sequence:
         self.cancelled = False
         self.released = trio.Event()
         self.error: Exception | None = None
+        self._loop = loop
         self._assembler = TextAssembler(request.stop)
         self._logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -164,6 +167,15 @@ class Sequence:
             logprobs = ()  # the stop string's own tokens are never sent
         delta = Delta(text, step.tokens, logprobs) if step.tokens or text else None
         return delta, None if reason is None else Finished(reason)
+
+    def _credited(self, limit: int) -> None:
+        """Its reader has moved, on Trio's side."""
+        self.limit = limit
+        assert self._loop is not None
+        if limit == GIVE_UP_SLOT:
+            self._loop._post("release", self)
+        elif self.emitted < limit and (self.away or self.state is SequenceState.PARKED):
+            self._loop._post("wake", self)
 
     def _move(self, to: SequenceState) -> None:
         self.state = move(SEQUENCE_MOVES, self.state, to)
@@ -220,8 +232,8 @@ class StepLoop:
         if self._stop or self._token is None:
             raise EngineClosed("The engine is not open.")
         await trio.lowlevel.checkpoint_if_cancelled()  # a fast owner would be done before a parked task learns of it
-        seq = Sequence(request, send, matcher)
-        send.listen(partial(self._credit, seq))
+        seq = Sequence(request, send, matcher, self)
+        send.listen(seq._credited)
         self._post("add", seq)
         try:
             await seq.released.wait()
@@ -268,13 +280,6 @@ class StepLoop:
     def parked(self) -> int:
         """Sequences that hold a slot and take no steps."""
         return sum(seq.state is SequenceState.PARKED for seq in list(self._held))
-
-    def _credit(self, seq: Sequence, limit: int) -> None:
-        seq.limit = limit
-        if limit == GIVE_UP_SLOT:
-            self._post("release", seq)
-        elif seq.emitted < limit and (seq.away or seq.state is SequenceState.PARKED):
-            self._post("wake", seq)
 
     async def _wait_released(self, seq: Sequence) -> None:
         """Wait for the slot of a cancelled sequence.

@@ -89,6 +89,9 @@ class Send:
             self.more = made > self.sent + 2
         elif isinstance(event, Finished):
             self.closed = True
+        self._deliver(event)
+
+    def _deliver(self, event: Event) -> None:
         self._on_event(event)
 
     def listen(self, fn: Callable[[int], None] | None) -> None:

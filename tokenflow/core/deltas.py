@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 LOGPROB_BYTES = 220
 """What Python keeps for a token's log-probability: the tuple, the float, a short text and its bytes (measured)."""
+
+_STR_BYTES: Final = sys.getsizeof("")
 
 
 class TokenLogprob(NamedTuple):
@@ -49,7 +51,8 @@ class Delta:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that its parts hold, about."""
-        size = sys.getsizeof(self.text)
+        text = self.text
+        size = _STR_BYTES + len(text) if text.isascii() else sys.getsizeof(text)
         if self.logprobs:
             size += LOGPROB_BYTES * sum([1 + len(token.top) for token in self.logprobs])
         return size

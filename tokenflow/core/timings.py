@@ -7,6 +7,7 @@ Buckets are chosen for language models: TTFT spans a cached short prompt (millis
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import inf
 from typing import Final
 
 from tokenflow.core.lifecycle import Gaps
@@ -60,11 +61,11 @@ class GapCounter:
     def __init__(self) -> None:
         self._counts = [0] * (len(TBT_BUCKETS_S) + 1)
         self._sum_s = 0.0
-        self._last: float | None = None
+        self._last = inf  # none yet: unlike None, that needs no object of its own
 
     def token(self, now: float) -> None:
         """A token came at `now`. The first one opens the first gap and closes none."""
-        if self._last is not None:
+        if self._last != inf:
             gap = now - self._last
             self._counts[bisect_left(TBT_BUCKETS_S, gap)] += 1
             self._sum_s += gap

@@ -122,6 +122,8 @@ class EventBody:
 
     def _encode(self, record: Record[StreamEvent]) -> bytes:
         event = record.event
+        if self._event_id is None and isinstance(event, Delta):
+            return self._encoder.delta(record.source, event)
         id = None if self._event_id is None else f"{self._event_id}:{record.n}"
         if isinstance(event, Delta):
             return self._encoder.delta(record.source, event, event_id=id)

@@ -1,33 +1,32 @@
-"""One choice of a stream: its sequence's way in, and what becomes of the deltas on it before they are records."""
+"""One choice of a stream: its sequence's `Send`, and what becomes of the deltas on it before they are records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tokenflow.api import Delta, Event, FinishReason, Send
 from tokenflow.chat.reader import MessageReader
 from tokenflow.core.timings import GapCounter
 
+if TYPE_CHECKING:
+    from tokenflow.service.stream import Stream
 
-class Choice:
+
+class Choice(Send):
     """See the module.
 
     Args:
         index: which one.
-        take: called with it and each of its events.
+        stream: whose it is, and who takes its events.
         window: records that its sequence may be ahead of the fastest reader.
         message: reads its text as a message; None: it is all content.
     """
 
-    __slots__ = ("_offset", "_take", "away", "gaps", "index", "message", "reason", "send", "untold")
-
-    def __init__(
-        self, index: int, take: Callable[[Choice, Event], None], window: int, message: MessageReader | None
-    ) -> None:
+    def __init__(self, index: int, stream: Stream, window: int, message: MessageReader | None) -> None:
+        super().__init__(_ignore, window=window)
         self.index = index
-        self._take = take
-        self.send = Send(self._on_event, window=window)
+        self._stream: Stream | None = stream
         self.message = message
         self.gaps = GapCounter()
         self.reason: FinishReason | None = None
@@ -38,8 +37,9 @@ class Choice:
         """Its sequence has given up its slot."""
         self._offset = 0  # see Delta.offset: for who comes back and has none before it
 
-    def _on_event(self, event: Event) -> None:
-        self._take(self, event)
+    def _deliver(self, event: Event) -> None:
+        if self._stream is not None:
+            self._stream.take(self, event)
 
     def told(self, delta: Delta) -> Delta:
         """`delta`, with the tokens whose text was held."""
@@ -68,10 +68,9 @@ class Choice:
         return tail
 
     def let_go(self) -> None:
-        """Its stream has ended, and is not told of anything any more: so it is freed once nobody else has it."""
-        self.send.let_go()
-        self._take = _ignore
+        super().let_go()
+        self._stream = None
 
 
-def _ignore(choice: Choice, event: Event) -> None:
+def _ignore(event: Event) -> None:
     pass

@@ -35,7 +35,7 @@ class Coalescer:
             old, events = held
             delta = Delta(old.text + delta.text, old.tokens + delta.tokens, old.logprobs + delta.logprobs)
             self._held[choice] = (delta, events + 1)
-            choice.send.accept(1)
+            choice.accept(1)
 
     def flush(self) -> None:
         """Hand on what is held."""

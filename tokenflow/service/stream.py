@@ -154,7 +154,7 @@ class Stream:
         self._clock = trio.lowlevel.current_clock()  # asked by every token: `trio.current_time` is the long way to it
         now = self._clock.current_time()
         share = max(1, settings.window // len(sequences))
-        self._choices = [Choice(i, self._on_event, share, message) for i, message in enumerate(readers)]
+        self._choices = [Choice(i, self, share, message) for i, message in enumerate(readers)]
         self._account = Account(identity, [choice.gaps for choice in self._choices], now, emit)
         self._deadline = Deadline(settings.timeouts, now)
         self._scope = trio.CancelScope()
@@ -222,7 +222,7 @@ class Stream:
     @property
     def generated_tokens(self) -> int:
         """Tokens that its engine has made so far, delivered or not."""
-        return self._account.usage.completion + sum([choice.send.dropped for choice in self._choices])
+        return self._account.usage.completion + sum([choice.dropped for choice in self._choices])
 
     # --- readers ----------------------------------------------------------------------------------------------------
 
@@ -307,10 +307,10 @@ class Stream:
         frozen = self.paused or self._log.behind
         for choice in self._choices:
             if frozen:
-                choice.send.pause()
+                choice.pause()
             else:
-                choice.send.resume()
-        starved = self._choices[0].send.most is not None and self._stalled  # also before the first token
+                choice.resume()
+        starved = self._choices[0].most is not None and self._stalled  # also before the first token
         now = trio.current_time()
         hold = partial(self._deadline.hold, stalled=self._stalled, paused=frozen or starved or self.slotless)
         self._move_deadline(hold, now)
@@ -323,18 +323,18 @@ class Stream:
     @property
     def slotless(self) -> bool:
         """It has been asked to give up its slots, and has none again."""
-        return self._choices[0].send.slotless
+        return self._choices[0].slotless
 
     @property
     def paused_or_left(self) -> bool:
         """Its silence is somebody's will, and not only a slow reader's."""
-        return self._choices[0].send.paused
+        return self._choices[0].paused
 
     def give_up_slots(self) -> None:
         """Let others have them; it goes on by itself once it has credit and slots again."""
         self.idle_since = None
         for choice in self._choices:
-            choice.send.give_up_slot()
+            choice.give_up_slot()
         self._regulate()
 
     def _note_idleness(self, now: float) -> None:
@@ -349,23 +349,23 @@ class Stream:
     def _released(self, choice: Choice) -> None:
         """A sequence's slot is free; the last one gives them all back."""
         choice.away = True
-        if self.slotless and all([each.away or each.send.closed for each in self._choices]):
+        if self.slotless and all([each.away or each.closed for each in self._choices]):
             self._ticket.leave()
             self._want_slots()
 
     def _want_slots(self) -> None:
         """Ask for slots again, if it could go on with them."""
-        if not any([choice.send.has_credit for choice in self._choices]):
+        if not any([choice.has_credit for choice in self._choices]):
             return
         if self._ticket.held:  # it is called back before it was gone
             self._take_slots()
         elif self._ticket.gone:
-            count = sum([not choice.send.closed for choice in self._choices])
+            count = sum([not choice.closed for choice in self._choices])
             self._ticket = self._admission.enter(count, self._take_slots, back=True)
 
     def _take_slots(self) -> None:
         for choice in self._choices:
-            choice.send.take_slot()
+            choice.take_slot()
         self._regulate()
         self._admission.on_change()
 
@@ -376,12 +376,12 @@ class Stream:
     def _grant(self) -> None:
         """Where every reader counts what it allows, the one that allows most binds the engine."""
         if None in (allowed := {reader.allowed for reader in self._readers}) or not allowed:
-            if self._choices[0].send.most is not None:
+            if self._choices[0].most is not None:
                 for choice in self._choices:
-                    choice.send.allow(None)
+                    choice.allow(None)
             return
         # A delta that waits in the coalescer is at most one record.
-        sends = [choice.send for choice in self._choices]
+        sends = self._choices
         unlogged = sum([send.sent for send in sends]) - self._logged
         budget = max(0, max(n for n in allowed if n is not None) - self._log.head - unlogged)
         grants = [Grant(send.sent, send.most or 0, not send.closed) for send in sends]
@@ -413,7 +413,7 @@ class Stream:
                 with trio.move_on_after(TAIL_S):
                     await self._unread.wait()  # the tail may still be being read
             finally:
-                dropped = sum([choice.send.dropped for choice in self._choices])
+                dropped = sum([choice.dropped for choice in self._choices])
                 self._account.close(self._ended_as, phase, released_at, dropped)
 
     async def keep(self) -> None:
@@ -443,14 +443,14 @@ class Stream:
             await self._slots_held.wait()
         engine = self._host.engine
         if len(self._sequences) == 1 and self._coalescer is None:
-            await engine.generate(self._sequences[0], self._choices[0].send)
+            await engine.generate(self._sequences[0], self._choices[0])
             return
         async with trio.open_nursery() as nursery:
             if self._coalescer is not None:
                 nursery.start_soon(self._coalescer.run)
             async with trio.open_nursery() as generations:
                 for request, choice in zip(self._sequences, self._choices, strict=True):
-                    generations.start_soon(engine.generate, request, choice.send)
+                    generations.start_soon(engine.generate, request, choice)
             nursery.cancel_scope.cancel()
 
     def _end(self, failure: Exception | None) -> tuple[Outcome, StreamEvent]:
@@ -505,7 +505,8 @@ class Stream:
 
     # --- what the engine sends, and what the readers take -----------------------------------------------------------
 
-    def _on_event(self, choice: Choice, event: Event) -> None:
+    def take(self, choice: Choice, event: Event) -> None:
+        """Called with each event of each sequence."""
         now = self._clock.current_time()
         if isinstance(event, Delta):
             self._on_delta(choice, event, now)
@@ -524,7 +525,7 @@ class Stream:
 
     def _on_delta(self, choice: Choice, delta: Delta, now: float) -> None:
         self._account.token(choice.gaps, delta, now)
-        more = choice.send.more and self._together + 1 < TOGETHER
+        more = choice.more and self._together + 1 < TOGETHER
         self._together = self._together + 1 if more else 0
         if not delta.has_content:
             choice.untold += delta.tokens
@@ -534,7 +535,7 @@ class Stream:
             self._append_read(choice, choice.told(delta), 1, now, hold=more)
         if not more:
             self._log.wake()
-        stalled = choice.send.stalled and self._stalled
+        stalled = choice.stalled and self._stalled
         if self._in_time(now) and self._deadline.token(now, stalled=stalled) and self._deadline.at < self.known:
             self._watch.look_at(self)
         if stalled:
@@ -549,7 +550,7 @@ class Stream:
         else:
             self._logged += events
             choice.untold += delta.tokens
-            choice.send.accept(1)  # no record, no credit
+            choice.accept(1)  # no record, no credit
             self._regrant()
 
     def _append(self, choice: Choice, delta: Delta, events: int, now: float, *, hold: bool = False) -> None:
@@ -567,27 +568,27 @@ class Stream:
 
     def _regrant(self) -> None:
         """Credit has come free: a sequence ended without using all of it, or several deltas became one record."""
-        if self._choices[0].send.most is not None:
+        if self._choices[0].most is not None:
             self._regulate()
 
     def _accept(self, record: Record[StreamEvent]) -> None:
         """The fastest reader has `record`: its credit goes back to where it came from."""
-        send = self._choices[record.source].send  # the end is nobody's alone, and takes no credit
+        choice = self._choices[record.source]  # the end is nobody's alone, and takes no credit
         if record.source >= 0:
-            send.accept(1)
-        if send.slotless or (self._deadline.suspended and not self._stalled):
+            choice.accept(1)
+        if choice.slotless or (self._deadline.suspended and not self._stalled):
             self._regulate()
 
     def moved(self) -> None:
         """A reader has taken something: one that came back far behind may have caught up."""
-        if self._choices[0].send.paused:
+        if self._choices[0].paused:
             self._regulate()
 
     @property
     def _stalled(self) -> bool:
         """Every sequence that could go on is out of credit: silence is the reader's doing."""
         for choice in self._choices:  # noqa: SIM110  # asked for every token: a generator takes four times as long
-            if not (choice.send.closed or choice.send.stalled):
+            if not (choice.closed or choice.stalled):
                 return False
         return True
 

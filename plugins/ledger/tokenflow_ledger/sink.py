@@ -4,8 +4,8 @@
 
 A write counts as taking a tenth of a second at least, so that a thousand streams a second do not wake a thread each.
 So nothing waits longer than the write before it, and `kill -9` loses what that had not taken: a fraction of a second,
-on a disk that works. On one that does not, lines stay pending, in order, up to a bound; beyond it the newest are dropped and
-counted, so that what is missing in the end is one stretch of time and not holes all over.
+on a disk that works. On one that does not, lines stay pending, in order, up to a bound; beyond it the newest are
+dropped and counted, so that what is missing in the end is one stretch of time and not holes all over.
 
 Closing gives the last write `CLOSE_S`. A write that hangs longer (a dead network disk) is left to its thread.
 """

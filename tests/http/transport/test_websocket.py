@@ -420,7 +420,7 @@ def test_a_message_that_is_written_at_once_is_framed_as_wsproto_frames_it(size: 
     from wsproto.connection import Connection, ConnectionType
     from wsproto.events import TextMessage
 
-    from tokenflow.http.transport.ws import text_frame
+    from tokenflow.http.transport.at_once import text_frame
 
     text = "é" * (size // 2) + "x" * (size % 2)
     assert text_frame(text) == Connection(ConnectionType.SERVER).send(TextMessage(data=text))

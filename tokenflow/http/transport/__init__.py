@@ -5,10 +5,11 @@ corrects one layer of Hypercorn 0.18, by subclassing or in its place, and never 
 `connection.py` its `TCPServer`, `h11.py` its `H11Protocol`, `h2.py` its `H2Protocol`, `ws.py` its `WSStream`, `asgi.py`
 its `TaskGroup`, which is the one place where HTTP/1.1, HTTP/2 and WebSocket all meet the application. `refusals.py`
 says which requests no application should see, `limits.py` how much clients may take; `writer.py` is what everything
-that is sent goes through.
+that is sent goes through, and `at_once.py` the way to it from other tasks.
 """
 
-from .asgi import ClientDisconnected, Direct, arrived, direct, when_left
+from .asgi import ClientDisconnected, arrived, direct, when_left
+from .at_once import Direct
 from .limits import Limits, Traffic
 from .serve import bind, serve
 

@@ -15,12 +15,14 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from hypercorn.config import Config
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, Scope
+
+from .at_once import Direct
 
 # A send that the kernel takes at once does not block, so it is no checkpoint; a fast client must still let others run.
 _SENDS_PER_CHECKPOINT = 16
@@ -35,20 +37,6 @@ def error_body(status: int, message: str) -> bytes:
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = HTTPStatus(status).name.lower()
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
-
-
-class Direct(Protocol):
-    """Sends a piece of a streamed body, or WebSocket messages, at once, from any task, to a client that keeps up."""
-
-    @property
-    def ready(self) -> bool:
-        """It may be used now: the response is one that is streamed, and nothing waits to be sent before."""
-
-    def send_nowait(self, data: bytes | list[str]) -> bool:
-        """Only while `ready`. True: the kernel has all of `data`. False: a part is held, and `flush` waits for it."""
-
-    async def flush(self) -> None:
-        """Return when the kernel has what was held. Raises ClientDisconnected."""
 
 
 _EXTENSION = "tokenflow"

@@ -1,13 +1,33 @@
-"""`Direct` on HTTP/1.1: a piece is framed and given to the kernel, with no task in between. All else waits."""
+"""Writing without a wait: a piece is framed and given to the kernel by whoever has it, with no task in between."""
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from .writer import Writer
-from .ws import CorrectedWSStream, text_frame
 
 
-class DirectWriter:
-    """What may be written at once to one connection, and how.
+class Socket(Protocol):
+    """A WebSocket."""
+
+    @property
+    def connected(self) -> bool:
+        """Messages may be sent."""
+
+
+def text_frame(text: str) -> bytes:
+    """A whole message's frame, unmasked and not compressed, as all of ours are (RFC 6455 section 5.2)."""
+    payload = text.encode()
+    size = len(payload)
+    if size < 126:
+        return b"\x81%c%b" % (size, payload)
+    length = b"\x7e" + size.to_bytes(2) if size < 1 << 16 else b"\x7f" + size.to_bytes(8)
+    return b"\x81" + length + payload
+
+
+class Direct:
+    """Sends a piece of a streamed body, or WebSocket messages, at once, from any task, to a client that keeps up.
+
+    On HTTP/1.1 without TLS. All else is never `ready`, and waits.
 
     Args:
         writer: the connection's.
@@ -23,18 +43,23 @@ class DirectWriter:
         self._flush = flush
         self.open_ended = False
         """In the middle of a response whose pieces have no end in sight."""
-        self.websocket: CorrectedWSStream | None = None
+        self.websocket: Socket | None = None
 
     @property
     def ready(self) -> bool:
+        """It may be used now: the response is one that is streamed, and nothing waits to be sent before."""
         if not self._writer.ready:
             return False
         return self.open_ended or (self.websocket is not None and self.websocket.connected)
 
     def send_nowait(self, data: bytes | list[str]) -> bool:
-        """`data` as a chunk of the response (RFC 9112 section 7.1), or as a WebSocket's messages."""
+        """Only while `ready`. True: the kernel has all of `data`. False: a part is held, and `flush` waits for it.
+
+        Args:
+            data: a chunk of the response (RFC 9112 section 7.1), or a WebSocket's messages.
+        """
         if isinstance(data, bytes):
-            framed = b"%x\r\n%b\r\n" % (len(data), data)
+            framed = b"".join((b"%x\r\n" % len(data), data, b"\r\n"))
         else:
             framed = b"".join([text_frame(text) for text in data])
         try:
@@ -44,6 +69,7 @@ class DirectWriter:
             return False
 
     async def flush(self) -> None:
+        """Return when the kernel has what was held. Raises ClientDisconnected."""
         await self._flush()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from hypercorn.utils import parse_socket_addr
 from tokenflow.errors import first_error
 
 from .asgi import AppTasks, ClientDisconnected
-from .at_once import DirectWriter
+from .at_once import Direct
 from .h2 import CorrectedH2Protocol
 from .h11 import CorrectedH11Protocol
 from .limits import Limits, Traffic
@@ -58,7 +58,7 @@ class CorrectedProtocolWrapper(ProtocolWrapper):
         stall_s: float,
         limits: Limits,
         traffic: Traffic,
-        direct: DirectWriter,
+        direct: Direct,
         renew: Callable[[], None],
     ) -> None:
         super().__init__(*args)
@@ -168,7 +168,7 @@ class Connection:
     async def _serve(self) -> None:
         alpn_protocol = await self._handshake()
         self._peer = parse_socket_addr(self._sock.family, self._sock.getpeername())
-        self._direct = DirectWriter(self._writer, self._reset, self.flush)
+        self._direct = Direct(self._writer, self._reset, self.flush)
         self._task_group = AppTasks(self._watch_hangup, self._direct)
         async with self._task_group:
             self.protocol = CorrectedProtocolWrapper(

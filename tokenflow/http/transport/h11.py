@@ -23,7 +23,7 @@ from hypercorn.typing import H11SendableEvent
 from hyperframe.exceptions import HyperframeError
 
 from .asgi import error_body
-from .at_once import DirectWriter
+from .at_once import Direct
 from .limits import BY_STATUS, Limits, Traffic
 from .refusals import MESSAGES, refusal
 from .ws import CorrectedWSStream
@@ -56,7 +56,7 @@ class _PauseInsteadOfParking:
 class CorrectedH11Protocol(H11Protocol):
     """One connection. Arguments as Hypercorn's, and ours; `stall_s` is also how long a pong may take."""
 
-    def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic, direct: DirectWriter) -> None:
+    def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic, direct: Direct) -> None:
         super().__init__(*args)
         self._pong_s = stall_s
         self._limits = limits

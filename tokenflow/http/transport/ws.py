@@ -31,16 +31,6 @@ _MESSAGES = {
 }
 
 
-def text_frame(text: str) -> bytes:
-    """A whole message's frame, unmasked and not compressed, as all of ours are (RFC 6455 section 5.2)."""
-    payload = text.encode()
-    size = len(payload)
-    if size < 126:
-        return b"\x81%c%b" % (size, payload)
-    length = b"\x7e" + size.to_bytes(2) if size < 1 << 16 else b"\x7f" + size.to_bytes(8)
-    return b"\x81" + length + payload
-
-
 class CorrectedWSStream(WSStream):
     """One WebSocket. Arguments as Hypercorn's, and `pong_s`: how long a client may take to answer a ping."""
 
