@@ -12,7 +12,8 @@ COMPILED = {
     "core": ("admission", "credit", "deadlines", "deltas", "logstore", "replay", "states", "stopping", "timings"),
     "api": ("loop", "send"),
     "dialects": (
-        *("fields", "named", "openai_chat", "openai_common", "openai_completions", "openai_frames", "openai_messages"),
+        *("encoder", "fields", "named", "openai_chat", "openai_common", "openai_completions", "openai_frames"),
+        *("openai_messages", "small"),
     ),
     "service": ("account", "choice", "plan", "reader", "stream", "watch"),
     "http": ("events",),

@@ -20,6 +20,7 @@ from typing import Any
 from tokenflow.core import sse
 from tokenflow.core.types import Delta, FinishReason, MessageDelta, TokenLogprob, Usage
 from tokenflow.dialects import errors
+from tokenflow.dialects.encoder import Encoder
 from tokenflow.errors import TokenflowError
 
 DONE = b"data: [DONE]\n\n"
@@ -57,8 +58,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-class StreamEncoder:
-    """What both OpenAI streams share. One per connection: it may remember what it wrote."""
+class StreamEncoder(Encoder):
+    """What both OpenAI streams share."""
 
     object = ""
     """The chunks' `object`."""
@@ -106,18 +107,7 @@ class StreamEncoder:
 
     # --- frames ---
 
-    def start(self, *, ids: bool = False) -> bytes:
-        """What goes out when the stream opens. `ids`: they are on."""
-        return b""
-
     def delta(self, index: int, delta: Delta, *, event_id: str | None = None) -> bytes:
-        """One record's text. Nothing at all for a delta without content.
-
-        Args:
-            index: the choice's.
-            delta: what was generated.
-            event_id: the record's id, where ids are on.
-        """
         if type(delta) is MessageDelta:
             return _with_id(list(self._message(index, delta)), event_id)
         text = delta.text
@@ -157,14 +147,8 @@ class StreamEncoder:
                 + self._tail
             )
 
-    def end(self, reasons: Sequence[FinishReason], usage: Usage, *, event_id: str | None = None) -> bytes:
-        """The end that went well: a finish chunk a choice, usage if asked for, `[DONE]`.
-
-        Args:
-            reasons: by choice.
-            usage: of the whole request.
-            event_id: the record's id, where ids are on.
-        """
+    def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes:
+        """A finish chunk a choice, usage if asked for, `[DONE]`."""
         return _with_id([self._finish(reasons, usage), DONE], event_id)
 
     def _finish(self, reasons: Sequence[FinishReason], usage: Usage) -> bytes:
@@ -178,11 +162,11 @@ class StreamEncoder:
         return b"".join(frames)
 
     def failure(self, error: TokenflowError, *, event_id: str | None = None) -> bytes:
-        """The end that did not: an error event, `[DONE]`."""
+        """An error event, `[DONE]`."""
         return _with_id([b"data: " + dumps(errors.envelope(error)) + b"\n\n", DONE], event_id)
 
     def ping(self, *, ids: bool = False) -> bytes:
-        """A heartbeat. Where ids are on it has no blank line: some SDKs would dispatch an empty event."""
+        """Where ids are on it has no blank line: some SDKs would dispatch an empty event."""
         return sse.PING_LINE if ids else sse.PING
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tokenflow.core import sse
 from tokenflow.core.types import ChatPrompt, Delta, FinishReason, GenerationRequest, Message, TextPrompt, Usage
+from tokenflow.dialects.encoder import Encoder
 from tokenflow.dialects.errors import envelope
 from tokenflow.dialects.fields import Fields, body_fields, missing
 from tokenflow.dialects.openai_common import attendance, generation_request
@@ -102,7 +103,7 @@ def complete(
     }
 
 
-class SmallEncoder:
+class SmallEncoder(Encoder):
     """One JSON object per token.
 
     Args:
@@ -125,7 +126,7 @@ class SmallEncoder:
             sse.event(dumps({self.key: text}), id=event_id if i == last else None) for i, text in enumerate(texts)
         )
 
-    def end(self, reasons: Sequence[FinishReason], usage: Usage, *, event_id: str | None = None) -> bytes:
+    def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes:
         if "cancelled" in reasons:
             return self.failure(Cancelled(CANCELLED), event_id=event_id)
         return sse.event("[DONE]", id=event_id) if event_id else DONE

@@ -10,14 +10,14 @@ deadline of the stream.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
 
 import trio
 from quart.wrappers.response import ResponseBody
 
 from tokenflow.core.replay import Record
-from tokenflow.core.types import Delta, FinishReason, Usage
-from tokenflow.errors import ResumeWindowLost, TokenflowError
+from tokenflow.core.types import Delta
+from tokenflow.dialects.encoder import Encoder
+from tokenflow.errors import ResumeWindowLost
 from tokenflow.http.transport import Direct
 from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, StreamEvent
@@ -27,16 +27,6 @@ HEADERS = {
     "Cache-Control": "no-cache, no-transform",
     "X-Accel-Buffering": "no",
 }
-
-
-class Encoder(Protocol):
-    """What a dialect offers for a stream. `event_id`, where ids are on, is the record's; `ids` says that they are."""
-
-    def start(self, *, ids: bool = False) -> bytes: ...
-    def delta(self, index: int, delta: Delta, *, event_id: str | None = None) -> bytes: ...
-    def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes: ...
-    def failure(self, error: TokenflowError, *, event_id: str | None = None) -> bytes: ...
-    def ping(self, *, ids: bool = False) -> bytes: ...
 
 
 class EventBody:

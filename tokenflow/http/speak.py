@@ -10,9 +10,10 @@ from quart import Response, request
 
 from tokenflow.core.types import Delta, FinishReason, GenerationRequest, Message, Usage
 from tokenflow.dialects import named, openai_chat, openai_completions, small
+from tokenflow.dialects.encoder import Encoder
 from tokenflow.http.answers import answer
 from tokenflow.http.connection import at_end
-from tokenflow.http.events import HEADERS, Encoder, EventBody
+from tokenflow.http.events import HEADERS, EventBody
 from tokenflow.http.transport import direct
 from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended, Failed, StreamEvent
