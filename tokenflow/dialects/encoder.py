@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenflow.core.types import Delta, FinishReason, Usage
 from tokenflow.errors import TokenflowError
 
@@ -20,7 +22,7 @@ class Encoder:
         """One record's text, of the choice `index`. Nothing at all for a delta without content."""
         raise NotImplementedError
 
-    def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes:
+    def end(self, reasons: Sequence[FinishReason], usage: Usage, *, event_id: str | None = None) -> bytes:
         """The end that went well: `reasons` are by choice, `usage` is the whole request's."""
         raise NotImplementedError
 

@@ -8,6 +8,8 @@ event: done      [DONE]        or    event: aborted {"reason"}    or    event: e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenflow.core import sse
 from tokenflow.core.types import FinishReason, GenerationRequest, Usage
 from tokenflow.dialects import openai_chat
@@ -34,7 +36,7 @@ class NamedEncoder(openai_chat.ChatEncoder):
     def ping(self, *, ids: bool = False) -> bytes:
         return sse.event("{}", event="ping")
 
-    def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes:
+    def end(self, reasons: Sequence[FinishReason], usage: Usage, *, event_id: str | None = None) -> bytes:
         chunks = self._finish(reasons, usage)
         if "cancelled" in reasons:
             return chunks + sse.event(dumps({"reason": "cancelled"}), event="aborted", id=event_id)

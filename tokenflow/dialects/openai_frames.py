@@ -147,7 +147,7 @@ class StreamEncoder(Encoder):
                 + self._tail
             )
 
-    def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes:
+    def end(self, reasons: Sequence[FinishReason], usage: Usage, *, event_id: str | None = None) -> bytes:
         """A finish chunk a choice, usage if asked for, `[DONE]`."""
         return _with_id([self._finish(reasons, usage), DONE], event_id)
 

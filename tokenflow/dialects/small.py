@@ -126,7 +126,7 @@ class SmallEncoder(Encoder):
             sse.event(dumps({self.key: text}), id=event_id if i == last else None) for i, text in enumerate(texts)
         )
 
-    def end(self, reasons: tuple[FinishReason, ...], usage: Usage, *, event_id: str | None = None) -> bytes:
+    def end(self, reasons: Sequence[FinishReason], usage: Usage, *, event_id: str | None = None) -> bytes:
         if "cancelled" in reasons:
             return self.failure(Cancelled(CANCELLED), event_id=event_id)
         return sse.event("[DONE]", id=event_id) if event_id else DONE
