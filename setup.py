@@ -11,6 +11,7 @@ from setuptools import setup
 COMPILED = {
     "core": ("admission", "credit", "deadlines", "deltas", "logstore", "replay", "states", "stopping", "timings"),
     "api": ("loop", "send"),
+    "chat": ("marking",),
     "dialects": (
         *("encoder", "fields", "named", "openai_chat", "openai_common", "openai_completions", "openai_frames"),
         *("openai_messages", "small"),

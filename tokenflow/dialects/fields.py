@@ -31,7 +31,7 @@ def loads(body: bytes | str) -> Any:
     except UnicodeDecodeError as exc:
         raise InvalidRequest(f"The body is not UTF-8: byte {exc.start} is wrong.", code=INVALID_JSON) from exc
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return _JSON.decode(text)
     except RecursionError:
         raise InvalidRequest("The body's JSON is nested too deeply.", code=INVALID_JSON) from None
     except ValueError as exc:  # also an integer of thousands of digits
@@ -40,6 +40,9 @@ def loads(body: bytes | str) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise InvalidRequest(f"The body is not JSON: {name} is no JSON number (RFC 8259 section 6).", code=INVALID_JSON)
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def body_fields(body: object) -> Fields:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from random import Random
 from typing import Any
 
 import pytest
 import trio
 from tokenflow_synthetic import SyntheticConfig, SyntheticEngine, generate, open_in_task, open_synthetic
 from tokenflow_synthetic.config import plan
-from tokenflow_synthetic.vocabulary import VOCABULARY, WORDS
+from tokenflow_synthetic.vocabulary import SPECIAL, VOCABULARY, WORDS, tokenize
 from trio.testing import MockClock
 
 from tokenflow.api import EngineError, EngineStuck, Finished, InvalidRequest, Sampling, SequenceRequest
@@ -69,6 +70,21 @@ async def test_words_are_tokens(autojump_clock: MockClock) -> None:
         text = generate("x", 40)
         assert len(await engine.tokenize(text)) == 40
         assert len(await engine.tokenize("<|im_end|>", special=True)) == 1
+
+
+def test_of_all_tokens_the_longest_is_taken() -> None:
+    random = Random(1)
+    parts = [*WORDS[:60], *SPECIAL, " ", "a", "s", "|", "<", "é", "\n", " Acorn", " sto"]
+    for special in (False, True):
+        known = [text for text in VOCABULARY if len(text) > 1 and (special or text.decode() not in SPECIAL)]
+        for _ in range(500):
+            text = "".join(random.choices(parts, k=random.randrange(12)))
+            left, expected = text.encode(), []
+            while left:
+                token = max((word for word in known if left.startswith(word)), key=len, default=left[:1])
+                expected.append(VOCABULARY.index(token))
+                left = left[len(token) :]
+            assert tokenize(text, special=special) == expected, text
 
 
 @pytest.mark.parametrize("one_byte", [False, True])

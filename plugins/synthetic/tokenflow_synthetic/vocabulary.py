@@ -36,13 +36,9 @@ VOCABULARY = (
 
 _IDS = {text: FIRST_SPECIAL + at for at, text in enumerate(SPECIAL + WORDS)}
 
-
-def _pattern(texts: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)))
-
-
-_PLAIN = _pattern(WORDS)
-_WITH_SPECIAL = _pattern(SPECIAL + WORDS)
+_PLAIN = re.compile(" [a-z]+")  # it may begin with a word: looked up, since a pattern of all of them takes long
+_WITH_SPECIAL = re.compile("|".join([*map(re.escape, SPECIAL), _PLAIN.pattern]))
+_LENGTHS = sorted({len(word) for word in WORDS}, reverse=True)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -55,11 +51,22 @@ def tokenize(text: str, *, special: bool = False) -> list[int]:
     tokens: list[int] = []
     at = 0
     for match in (_WITH_SPECIAL if special else _PLAIN).finditer(text):
-        tokens += text[at : match.start()].encode(errors="replace")
-        tokens.append(_IDS[match.group()])
-        at = match.end()
+        found = match.group()
+        known = found if found in _IDS else _word_before(found)
+        if known:
+            tokens += text[at : match.start()].encode(errors="replace")
+            tokens.append(_IDS[known])
+            at = match.start() + len(known)
     tokens += text[at:].encode(errors="replace")
     return tokens
+
+
+def _word_before(text: str) -> str:
+    """The longest word that `text` begins with."""
+    for length in _LENGTHS:
+        if text[:length] in _IDS:
+            return text[:length]
+    return ""
 
 
 def detokenize(tokens: list[int] | tuple[int, ...]) -> str:
