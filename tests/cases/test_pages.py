@@ -153,8 +153,8 @@ NOT_OURS = [
     "localhost.example.org",
     "10.0.0.1",
     "0.0.0.0",
-    "::1",
 ]
+NAMES_OF_NOBODY = ["::1", "[::1]evil.example.org", "127.0.0.1@evil.example.org", "localhost:80:80", "a..b", "a" * 64]
 
 
 @pytest.mark.parametrize("host", OURS)
@@ -181,12 +181,26 @@ async def test_a_name_that_was_made_to_point_here(server: Server, host: str) -> 
     assert await metric(server.port, "tokenflow_engine_generated_tokens_total") == made
 
 
+@pytest.mark.parametrize("host", NAMES_OF_NOBODY)
+async def test_what_is_no_name_is_not_looked_at(server: Server, guarded: int, host: str) -> None:
+    """Another reader of it may find another host in it; and werkzeug's raises."""
+    for port, key in ((server.port, {}), (guarded, KEY)):
+        for target in ("/v1/models", "/health/live"):
+            answer = await ask(port, "GET", target, headers={"Host": host} | key)
+            assert (answer.status, answer.error["type"]) == (421, "invalid_request_error")
+    assert "Error in ASGI" not in server.log
+
+
 FOREIGN: list[dict[str, str]] = [
     {"Origin": STRANGER},
     {"Origin": "null"},
     {"Origin": "http://localhost.example.org"},
     {"Origin": "nonsense"},
     {"Origin": "http://[::1"},
+    {"Origin": "http://[::1]evil.example.org"},
+    {"Origin": "http://localhost@evil.example.org"},
+    {"Origin": "http://localhost/evil"},
+    {"Origin": "//localhost"},
     {"Sec-Fetch-Site": "cross-site"},
 ]
 

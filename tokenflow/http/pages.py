@@ -13,12 +13,12 @@ like mean nothing here, so credentials are never allowed.
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from urllib.parse import urlsplit
 
 from werkzeug.datastructures import Headers
 
 from tokenflow.config import HttpConfig, is_loopback
 from tokenflow.errors import Forbidden, Misdirected
+from tokenflow.http.transport import host_name
 
 EXPOSED = "X-Request-Id, Retry-After"
 """What a page may read beside the few headers that it always may."""
@@ -49,7 +49,7 @@ class Pages:
         if not self._open_to_all:
             return
         host = headers.get("Host")
-        if host and not self._is_ours(f"//{host}"):  # without one it is HTTP/1.0, which no browser speaks
+        if host and not self._is_ours(host):  # without one it is HTTP/1.0, which no browser speaks
             raise Misdirected(
                 f"Without API keys only requests for this machine by its own name are served, not for {host[:100]!r}; "
                 "a name that a proxy serves goes into the configuration's http.hosts."
@@ -58,7 +58,8 @@ class Pages:
         if origin is None:  # nothing that a page asked for by itself; but a picture's address could make us work
             ours = headers.get("Sec-Fetch-Site") != "cross-site"
         else:
-            ours = self._is_ours(origin) or self._may_read(origin)
+            scheme, _, whose = origin.partition("://")  # RFC 6454 section 6.2: and that is all of it
+            ours = (bool(scheme) and self._is_ours(whose)) or self._may_read(origin)
         if not ours:
             raise Forbidden(
                 "Without API keys only pages of this machine are served; others go into http.cors_origins.",
@@ -88,13 +89,10 @@ class Pages:
         return origin in self._origins or "*" in self._origins
 
 
-def _is_of(hosts: frozenset[str], url: str) -> bool:
-    """Whether `url` is this machine's, or one of `hosts`.
+def _is_of(hosts: frozenset[str], authority: str) -> bool:
+    """Whether `authority`, a host with or without a port, is this machine's, or one of `hosts`.
 
     By the name alone, never by whether `Origin` and `Host` are the same: those of a rebound name are.
     """
-    try:
-        name = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    return is_loopback(name) or name in hosts
+    name = host_name(authority.encode())
+    return name is not None and (is_loopback(name) or name in hosts)

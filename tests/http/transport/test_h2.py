@@ -450,6 +450,7 @@ REFUSED = [
     pytest.param(400, {"path": "/\xff"}, id="target not ASCII"),
     pytest.param(400, {"method": "G\xff"}, id="method not ASCII"),
     pytest.param(421, {"authority": "x@y"}, id="strange host"),
+    pytest.param(421, {"authority": "x..y"}, id="host with a label that is empty"),
     pytest.param(501, {"method": "CONNECT", "path": None, "scheme": None}, id="CONNECT"),
     pytest.param(501, {"method": "CONNECT", "protocol": "connect-udp"}, id="CONNECT for something else"),
 ]

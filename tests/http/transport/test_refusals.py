@@ -17,6 +17,13 @@ def request(target="/", host="x", headers="", method="GET"):
 
 SMUGGLED = "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
 
+NO_HOSTS = [
+    *("[::1]x", "[::1].", "[::1]:x", "[::1]:80]", "[::1", "[]", "[127.0.0.1]", "[..:]", "[::1%25lo]", "::1"),
+    *("x:80:80", "x:-1", "x:99999999", ":80", "x y", "x\ty", "x%41", "x\xe9", "x:8\xb2"),
+    *("x..y", ".x", ".", "x" * 64),  # whoever encodes it as DNS does fails
+]
+HOSTS = ["X", "x:", "x:80", "x_y.z-0", "x.", "x" * 63 + ".y", "127.0.0.1:80", "[::1]", "[::FFFF:127.0.0.1]:80"]
+
 REFUSED = [
     pytest.param(400, request(headers=SMUGGLED, method="POST") + b"0\r\n\r\n", id="two lengths"),
     pytest.param(400, request("?a=1"), id="no slash, query"),
@@ -25,6 +32,7 @@ REFUSED = [
     pytest.param(400, request("*"), id="asterisk for GET"),
     pytest.param(400, request("x:80", method="CONNECT"), id="CONNECT"),
     *(pytest.param(421, request(host=f"x{c}y"), id=f"host with {c}") for c in "/?#@\\"),
+    *(pytest.param(421, request(host=host), id=f"host {host[:20]}") for host in NO_HOSTS),
     pytest.param(431, request(headers="X-Long: " + "x" * 20_000 + "\r\n"), id="long headers"),
     pytest.param(400, b"\x16\x03\x01\x02\x00" + b"\xff" * 100 + b"\r\n\r\n", id="TLS to a plain port"),
     pytest.param(400, request("/\xff"), id="target not ASCII"),
@@ -58,7 +66,7 @@ async def test_refused(serving, connect, status, raw):
         request("//x"),
         request("http://x/quick"),
         request("*", method="OPTIONS"),
-        request(host="[::1]:8000"),
+        *(request(host=host) for host in HOSTS),
     ],
 )
 async def test_not_refused(serving, connect, raw):
