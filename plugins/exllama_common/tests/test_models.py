@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenflow_exllama.models import chat_templates, missing_directories, model_directory
+from tokenflow_exllama.models import chat_templates, lora_directory, missing_directories, model_directory
 
 
 def settings(folder: Path, template: object) -> None:
@@ -34,6 +34,24 @@ def test_what_config_check_says_of_directories(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "x.safetensors"):
         (tmp_path / name).write_text("{}")
     assert list(missing_directories({"model": str(tmp_path)}, look)) == []
+
+
+def test_what_config_check_says_of_loras(tmp_path: Path) -> None:
+    def said() -> str:
+        [(key, line)] = missing_directories({"loras": str(tmp_path / "lora")}, lora_directory)
+        assert key == "loras" and line.endswith("; give the directory of a LoRA adapter")
+        return line.removeprefix(f"{tmp_path}/lora: ").partition(";")[0]
+
+    (tmp_path / "lora").touch()
+    assert said() == "is a file"
+    (tmp_path / "lora").unlink()
+    assert said() == "there is no such directory"
+    (tmp_path / "lora").mkdir()
+    assert said() == "there is no adapter_config.json in it"
+    (tmp_path / "lora/adapter_config.json").touch()
+    assert said() == "there is no adapter_model.* in it"
+    (tmp_path / "lora/adapter_model.bin").touch()
+    assert lora_directory(str(tmp_path / "lora")) == tmp_path / "lora"
 
 
 def test_a_file_counts_before_the_settings(tmp_path: Path) -> None:

@@ -23,16 +23,26 @@ def model_directory(path: str, *, kind: str, not_read: Mapping[str, str], files:
     Raises:
         StartupError: it is none.
     """
-    directory = Path(path).expanduser().absolute()
-    if not directory.is_dir():
-        what = "is a file" if directory.exists() else "there is no such directory"
-        raise StartupError(f"{directory}: {what}; give the directory of an {kind}.")
-    for pattern in files:
-        if not any(directory.glob(pattern)):
-            raise StartupError(f"{directory}: there is no {pattern} in it; give the directory of an {kind}.")
+    directory = _directory(path, f"an {kind}", files)
     method = (read_json(directory / "config.json").get("quantization_config") or {}).get("quant_method")
     if method in not_read:
         raise StartupError(f"{directory}: this model is quantized as {method!r}; {not_read[method]}.")
+    return directory
+
+
+def lora_directory(path: str) -> Path:
+    """The directory of a LoRA adapter, by the look of it. Raises StartupError: it is none."""
+    return _directory(path, "a LoRA adapter", ("adapter_config.json", "adapter_model.*"))
+
+
+def _directory(path: str, what: str, files: tuple[str, ...]) -> Path:
+    directory = Path(path).expanduser().absolute()
+    if not directory.is_dir():
+        found = "is a file" if directory.exists() else "there is no such directory"
+        raise StartupError(f"{directory}: {found}; give the directory of {what}.")
+    for pattern in files:
+        if not any(directory.glob(pattern)):
+            raise StartupError(f"{directory}: there is no {pattern} in it; give the directory of {what}.")
     return directory
 
 

@@ -45,6 +45,20 @@ def test_no_such_directory(tmp_path: Path) -> None:
     assert told.keys() == {"model", "draft_model"}
 
 
+def test_no_such_loras(directory: Path, tmp_path: Path) -> None:
+    """Before the model is read, which takes minutes."""
+    (tmp_path / "good").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "good" / name).touch()
+    loras = [str(tmp_path / name) for name in ("a", "good", "b")]
+    config = Exl2Config(model=str(directory), loras=tuple(loras))
+    assert refusal(config).startswith(f"{loras[0]}: there is no such directory; ")
+    assert [(key, text.partition(":")[0]) for key, text in loading.missing(config)] == [
+        ("loras", loras[0]),
+        ("loras", loras[2]),
+    ]
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_no_model_in_it(tmp_path: Path, name: str) -> None:
     directory = write_directory(tmp_path / "model")

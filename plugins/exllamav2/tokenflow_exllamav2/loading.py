@@ -12,6 +12,7 @@ from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
 from tokenflow_exllama.models import (
     chat_templates,
     check_same_tokens,
+    lora_directory,
     missing_directories,
     model_directory,
     one_line,
@@ -98,6 +99,8 @@ def load(config: Exl2Config, given_up: Callable[[], bool]) -> Loaded:
     if config.draft_model and config.ngram_draft:
         raise StartupError("`draft_model` and `ngram_draft` are two ways to guess ahead; set one of them.")
     directories = [_directory(path) for path in (config.model, config.draft_model) if path is not None]
+    for path in config.loras:
+        lora_directory(path)  # now, and not after the minutes that a model takes
     check_same_tokens(*directories)
     library = import_on_gpu("exllamav2", VERSION)
     settings = [_settings(library, directory) for directory in directories]
@@ -234,8 +237,10 @@ def _warm_up(batch: Any, vocabulary: ExllamaVocabulary, samplers: Any, guesses: 
 
 
 def missing(config: Exl2Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with the directories of models, by the key."""
-    return missing_directories({"model": config.model, "draft_model": config.draft_model}, _directory)
+    """What is wrong with the directories of models and adapters, by the key."""
+    yield from missing_directories({"model": config.model, "draft_model": config.draft_model}, _directory)
+    for path in config.loras:
+        yield from missing_directories({"loras": path}, lora_directory)
 
 
 def _directory(path: str) -> Path:
