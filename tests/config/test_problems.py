@@ -360,6 +360,26 @@ def test_files_of_models_are_looked_for_where_that_is_asked(load_text, problems_
     assert load_text(text.replace("time = 1\n", "")).config.models.keys() == {"a", "b", "c", "d"}
 
 
+def test_the_files_of_tls_are_looked_for_where_that_is_asked(
+    load_text, problems_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '[models.a]\nengine = "echo"\n[server]\ntls_certificate = "cert.pem"\ntls_key = "conf"\n'
+    here = Path.cwd()
+    assert problems_of(text, look=True) == [
+        f"conf/x.toml:4: server.tls_certificate: there is no file {here}/cert.pem; "
+        "paths are relative to the working directory",
+        f"conf/x.toml:5: server.tls_key: there is no file {here}/conf; paths are relative to the working directory",
+    ]
+    assert load_text(text).config.server.tls_key == "conf"
+    (here / "cert.pem").touch()
+    text = text.replace('"conf"', '"cert.pem"')
+    assert load_text(text, look=True)
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # whoever runs the tests may be root
+    [line, _] = problems_of(text, look=True)
+    assert line.endswith(f"tls_certificate: {here}/cert.pem is not readable by this user; mend its permissions")
+    assert problems_of(text.replace("[server]", "[server]\nport = true"), look=True)[0].startswith("conf/x.toml:4: ")
+
+
 def test_all_problems_at_once_in_the_order_of_the_file(problems_of) -> None:
     text = '[models.a]\nengine = "nope"\n[server]\nport = "x"\nhost = 1979-05-27\nhots = 1\n'
     text += "[limits]\nmax_n = 0\n[sinks.nope]"

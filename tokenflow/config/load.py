@@ -7,6 +7,7 @@ check notes its problems and goes on, so that one run shows all of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Protocol, get_type_hints
 
 from tokenflow.config.check import check_table
 from tokenflow.config.keys import KeyPath, dotted, got, has
-from tokenflow.config.model import ChatConfig, Config, ModelConfig, PluginsConfig
+from tokenflow.config.model import ChatConfig, Config, ModelConfig, PluginsConfig, ServerConfig
 from tokenflow.config.raw import Raw, read
 from tokenflow.config.rules import findings
 from tokenflow.config.words import unknown_key
@@ -72,7 +73,7 @@ def load(
         overrides: by dotted key. Strings are read like those of the environment. `Flag(name, value)` says which flag
             a value came from; otherwise it is taken to be `--set`.
         catalogue: knows the plugins; those that the configuration names are asked for, no others.
-        look: whether the files of models are there, too.
+        look: whether the files that it names are there, too.
 
     Raises:
         ConfigError: with every problem, one line each.
@@ -87,6 +88,7 @@ def load(
     models = dict(_models(raw, catalogue))
     if look:
         _look(raw, models, catalogue)
+        _look_at_tls(raw, sections["server"])
     sinks = dict(_sinks(raw, catalogue))
     raw.raise_problems()
     config = Config(**sections, models=models, sinks=sinks)
@@ -176,6 +178,18 @@ def _look(raw: Raw, models: Mapping[str, ModelConfig], catalogue: Catalogue) -> 
                 raw.problem((*path, key), text)
         except PluginError as exc:
             raw.problem((*path, "engine"), exc.message)
+
+
+def _look_at_tls(raw: Raw, server: ServerConfig | None) -> None:
+    for key in ("tls_certificate", "tls_key"):
+        name = getattr(server, key, None)
+        if name is None:
+            continue
+        path = Path(name).absolute()
+        if not path.is_file():
+            raw.problem(("server", key), f"there is no file {path}; paths are relative to the working directory")
+        elif not os.access(path, os.R_OK):
+            raw.problem(("server", key), f"{path} is not readable by this user; mend its permissions")
 
 
 def _chat(raw: Raw, model: KeyPath, table: dict[str, Any]) -> ChatConfig:
