@@ -12,7 +12,7 @@ from quart_trio import QuartTrio
 
 from tokenflow.dialects.small import SmallEncoder, parse_query
 from tokenflow.dialects.streams import parse_after, parse_event_id, state_object
-from tokenflow.errors import InvalidRequest, Overloaded, StreamNotFound
+from tokenflow.errors import InvalidRequest, StreamNotFound, TokenflowError
 from tokenflow.http.answers import answer, nothing
 from tokenflow.http.events import HEADERS
 from tokenflow.http.speak import CHAT, DIALECTS, NAMED, TOKENS, Dialect, as_events
@@ -72,7 +72,10 @@ async def _event_source(service: Service) -> Response:
     except InvalidRequest as exc:
         exc.param = exc.param and exc.param.removeprefix("stream_options.")  # in a query they stand by themselves
         raise
-    except Overloaded as exc:  # EventSource gives up for good on any status but 200
+    except TokenflowError as exc:
+        if exc.retry_after_s is None:
+            raise
+        # To come back later helps, and EventSource gives up for good on any status but 200.
         frame = SmallEncoder("", "", 0, False).failure(exc)
 
         @after_this_request
