@@ -17,7 +17,7 @@ from tokenflow.api import EngineInfo, EngineStats, Send, SequenceRequest, Starte
 from tokenflow.core.lifecycle import Admitted, FirstToken, SlotTaken
 from tokenflow.core.states import Phase
 from tokenflow.core.types import Delta
-from tokenflow.errors import QueueFull
+from tokenflow.errors import Draining, EngineStuck, QueueFull
 from tokenflow.service.records import Ended, Failed
 
 
@@ -283,9 +283,68 @@ async def test_an_event_after_the_deadline_does_not_rename_it(autojump_clock: Mo
         assert (await read_all(reader))[-1][1].error.code == "prefill_timeout"
 
 
-async def test_draining_refuses_new_work_and_ends_old_work_in_time(autojump_clock: MockClock) -> None:
-    from tokenflow.errors import Draining
+WAYS_TO_END = {"idle_timeout": "error", "cancelled": "cancelled", "left": "disconnected", "draining": "error"}
 
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("fault", [EngineStuck("It hangs in its step."), ValueError("It cannot be cancelled.")])
+@pytest.mark.parametrize("way", WAYS_TO_END)
+async def test_an_engine_that_does_not_let_go_does_not_rename_it(
+    autojump_clock: MockClock, way: str, fault: Exception, choices: int
+) -> None:
+    """What a client is told is why it ended; that the engine is stuck is its host's affair."""
+
+    class Stuck:
+        info = EngineInfo(model="stuck", context_length=100, slots=2)
+
+        async def generate(self, request: SequenceRequest, send: Send) -> None:
+            send.send_nowait(Started(1))
+            send.send_nowait(Delta("said"))
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(5)
+                raise fault
+
+        async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+            return [1]
+
+        async def detokenize(self, tokens: list[int]) -> str:
+            return ""
+
+        async def stats(self) -> EngineStats:
+            return EngineStats()
+
+    @asynccontextmanager
+    async def open_stuck(config: object) -> AsyncIterator[Stuck]:
+        yield Stuck()
+
+    # The total timeout passes too, before the engine is given up.
+    async with open_rig(open_engine=open_stuck, timeouts={"idle_timeout_s": 2.0, "total_timeout_s": 4.0}) as r:
+        stream, reader = await r.open(n=choices)
+        await trio.sleep(1)
+        if way == "cancelled":
+            stream.cancel("client")
+        elif way == "left":
+            reader.close()
+        elif way == "draining":
+            stream.cancel("server", Draining("It goes down."))
+        end = Ended(("cancelled",) * choices, stream.state.usage)
+        if way != "left":
+            *_, (_, end) = await read_all(reader)
+        await r.settle()
+        record = r.sink.ended(stream.identity.id)
+        assert record.reason == WAYS_TO_END[way]
+        if WAYS_TO_END[way] == "error":
+            assert isinstance(end, Failed) and end.error.code == record.code == way
+        else:
+            assert isinstance(end, Ended) and end.reasons == ("cancelled",) * choices and record.code is None
+        await trio.sleep(1)
+        assert r.service.model("m").host.openings == (2 if isinstance(fault, EngineStuck) else 1)
+
+
+async def test_draining_refuses_new_work_and_ends_old_work_in_time(autojump_clock: MockClock) -> None:
     async with open_rig(server={"drain_s": 5.0}, tokens_per_s=10) as r, trio.open_nursery() as nursery:
         long, reader = await r.open(max_tokens=1000)
         nursery.start_soon(r.service.drain)

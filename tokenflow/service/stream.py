@@ -461,16 +461,19 @@ class Stream:
         self._finish_messages()
         reasons = self._said_reasons
         ended = Ended(reasons, self._account.usage, sum([choice.untold for choice in self._choices]))
+        error = None if failure is None else _as_ours(failure)
+        if isinstance(error, EngineStuck):
+            self._host.fail(error.message)
         if self._finished:
             return Outcome(reasons[0], "engine"), ended
-        if failure is not None:
-            error = _as_ours(failure)
-            if isinstance(error, EngineStuck):
-                self._host.fail(error.message)
+        if error is not None and not self._called_off:
             return Outcome("error", "server" if isinstance(error, Draining) else "engine", error.code), Failed(error)
+        # However its engine took being called off, it ended for what it was called off for.
+        if isinstance(error, EngineError):
+            log.warning("%s: its engine failed while it was called off: %s", self.identity.id, error.message)
         if self._cancel is not None:
             return self._cancel, ended if self._cancel_error is None else Failed(self._cancel_error)
-        if self._scope.cancelled_caught:
+        if self._called_off:
             if self._deadline.code == "grace":
                 return Outcome("disconnected", "client"), ended
             timeout = self._timeout()
