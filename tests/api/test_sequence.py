@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from tokenflow.api import Delta, Finished, Send, Sequence, SequenceRequest, Step, TokenLogprob
 
 
@@ -92,6 +96,61 @@ def test_the_stop_strings_own_logprobs_are_not_sent() -> None:
     seq = sequence(stop=("END",), logprobs=0)
     seq.take(Step(1, b"EN", None, logprob("EN")))
     assert seq.take(Step(1, b"D", None, logprob("D"))) == (Delta("", 1), Finished("stop"))
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 9])
+def test_what_is_held_for_a_stop_string_keeps_its_own_logprobs_and_no_others(together: int) -> None:
+    """The second `a` might begin the stop string, and does, when the first one is certain."""
+    tokens = ["x", "a", "a", "b", "y"]
+    seq, told = sequence(stop=("ab",), logprobs=0), list[TokenLogprob]()
+    for at in range(0, len(tokens), together):
+        some = tokens[at : at + together]
+        logprobs = tuple(entry for token in some for entry in logprob(token))
+        delta, finished = seq.take(Step(len(some), "".join(some).encode(), None, logprobs))
+        told += () if delta is None else delta.logprobs
+        if finished is not None:
+            break
+    assert finished == Finished("stop")
+    assert [entry.token for entry in told] == ["x", "a"]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(b"ab\xc3\xa9"), min_size=1, max_size=3).map(bytes), min_size=1, max_size=12),
+    st.lists(st.text(alphabet="abé\ufffd", min_size=1, max_size=3), max_size=2).map(tuple),
+    st.lists(st.integers(1, 4), min_size=12, max_size=12),
+)
+@example([b"xs", b"to", b"p"], ("stop",), [1] * 12)
+@example([b"a", b"\xc3", b"\xa9", b"\xc3"], (), [4] * 12)
+def test_however_tokens_come_those_are_told_of_whose_text_is(
+    tokens: list[bytes], stop: tuple[str, ...], sizes: list[int]
+) -> None:
+    entries = [TokenLogprob(str(at), -0.5, token) for at, token in enumerate(tokens)]
+
+    def run(sizes: list[int]) -> tuple[str, list[TokenLogprob], list[tuple[str, int]]]:
+        seq, at, sent, told = sequence(stop=stop, logprobs=0, max_tokens=len(tokens)), 0, "", list[TokenLogprob]()
+        finished, grown = None, list[tuple[str, int]]()
+        for size in sizes:
+            some = tuple(entries[at : at + size])
+            at += len(some)
+            delta, finished = seq.take(Step(len(some), b"".join([entry.bytes for entry in some]), None, some))
+            assert delta is not None and (delta.text or finished or not delta.logprobs), "none without a text"
+            sent, told = sent + delta.text, told + list(delta.logprobs)
+            grown.append((sent, len(told)))
+            if finished is not None:
+                return sent, told, grown
+        raise AssertionError("it did not end")
+
+    sent, told, by_one = run([1] * 12)
+    assert run(sizes)[:2] == (sent, told)
+    assert told == entries[: len(told)]
+    if not stop:
+        assert len(told) == len(tokens)
+    for text, count in by_one[:-1]:
+        begun = b"".join(tokens[:count])
+        assert len(begun.decode(errors="replace")) >= len(text), "all that is in the text"
+        if count:
+            before = b"".join(tokens[: count - 1]).decode(errors="ignore")
+            assert len(before) < len(text), "and nothing of which no character is"
 
 
 def test_the_end_sends_held_logprobs() -> None:

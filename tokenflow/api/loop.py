@@ -95,6 +95,7 @@ class Sequence:
         "_assembler",
         "_logprobs",
         "_loop",
+        "_told_chars",
         "away",
         "cached_tokens",
         "cancelled",
@@ -132,7 +133,8 @@ class Sequence:
         self.error: Exception | None = None
         self._loop = loop
         self._assembler = TextAssembler(request.stop)
-        self._logprobs: tuple[TokenLogprob, ...] = ()
+        self._logprobs: list[tuple[int, TokenLogprob]] = []  # not told yet, with where in the text each begins
+        self._told_chars = 0
 
     @property
     def room(self) -> int:
@@ -150,7 +152,8 @@ class Sequence:
     def take(self, step: Step) -> tuple[Delta | None, Finished | None]:
         """Turn a step into events: text that is certain now, and the end if this was it."""
         self.generated += step.tokens
-        text = self._assembler.push(step.piece)
+        scored = self.request.logprobs is not None
+        text = self._push_scored(step) if scored else self._assembler.push(step.piece)
         reason: FinishReason | None = "stop" if self._assembler.stopped else step.finish
         if reason is None and self.generated >= self.request.max_tokens:
             reason = "length"
@@ -158,15 +161,36 @@ class Sequence:
             text += self._assembler.flush()
             if self._assembler.stopped:
                 reason = "stop"
-        logprobs = self._logprobs + step.logprobs if step.logprobs else self._logprobs
-        if text or reason:  # what is held keeps its log-probabilities with it
-            self._logprobs = ()
-        else:
-            self._logprobs, logprobs = logprobs, ()
-        if self._assembler.stopped and not text:
-            logprobs = ()  # the stop string's own tokens are never sent
+        logprobs = self._tell(text, reason) if scored else ()
         delta = Delta(text, step.tokens, logprobs) if step.tokens or text else None
         return delta, None if reason is None else Finished(reason)
+
+    def _push_scored(self, step: Step) -> str:
+        """The text that is certain now. Pushed token by token, to know where each one's text begins."""
+        text, at, left = "", 0, len(step.logprobs)
+        for token in step.logprobs:
+            left -= 1
+            end = at + len(token.bytes) if left else len(step.piece)
+            self._logprobs.append((self._told_chars + len(text) + self._assembler.held_chars, token))
+            text += self._assembler.push(step.piece[at:end])
+            at = end
+        return text if step.logprobs else self._assembler.push(step.piece)
+
+    def _tell(self, text: str, reason: FinishReason | None) -> tuple[TokenLogprob, ...]:
+        """The log-probabilities that go with `text`: those of tokens of which it has the beginning.
+
+        What is held keeps its log-probabilities with it, and a stop string's own tokens are never sent.
+        """
+        self._told_chars += len(text)
+        if not text and reason is None:
+            return ()
+        count = len(self._logprobs)
+        if reason is None or self._assembler.stopped:
+            while count and self._logprobs[count - 1][0] >= self._told_chars:
+                count -= 1
+        told = tuple([token for _, token in self._logprobs[:count]])
+        del self._logprobs[:count]
+        return told
 
     def _credited(self, limit: int) -> None:
         """Its reader has moved, on Trio's side."""

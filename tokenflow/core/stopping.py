@@ -20,13 +20,14 @@ class TextAssembler:
             that begins first.
     """
 
-    __slots__ = ("_decoder", "_half", "_held", "_stop", "stopped")
+    __slots__ = ("_cut", "_decoder", "_half", "_held", "_stop", "stopped")
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self._decoder = _utf8(errors="replace")
         self._half = False  # the decoder has a part of a character
         self._stop = tuple(s for s in stop if s)
         self._held = ""
+        self._cut = ""  # the stop string, and what came with it
         self.stopped = False
         """A stop string was found; what comes after it is not looked at."""
 
@@ -47,6 +48,11 @@ class TextAssembler:
             self._held = ""
         return text
 
+    @property
+    def held_chars(self) -> int:
+        """Whole characters that were taken and not returned: held, or cut off by a stop string."""
+        return len(self._cut or self._held)
+
     def _release(self, new: str) -> str:
         if self.stopped:
             return ""
@@ -54,7 +60,9 @@ class TextAssembler:
         found = [(at + len(s), at) for s, at in ((s, text.find(s)) for s in self._stop) if at >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)[1]]  # by end first: pieces of any size must give what single characters give
+            at = min(found)[1]  # by end first: pieces of any size must give what single characters give
+            self._cut = text[at:]
+            return text[:at]
         keep = max(_overlap(text, s) for s in self._stop)
         cut = len(text) - keep
         self._held = text[cut:]
