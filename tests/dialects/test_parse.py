@@ -20,7 +20,7 @@ from tokenflow.core.types import (
     TokenPrompt,
     Xtc,
 )
-from tokenflow.dialects import openai_chat, openai_completions, tokens
+from tokenflow.dialects import openai_chat, openai_completions, small, tokens
 from tokenflow.errors import InvalidRequest
 
 USER = {"role": "user", "content": "Hi"}
@@ -552,3 +552,24 @@ def test_what_is_taken_has_its_types(body):
     assert request.max_tokens is None or (type(request.max_tokens) is int and request.max_tokens >= 1)
     for number in (request.sampling.temperature, request.sampling.top_p, *request.timeouts.values()):
         assert number is None or (type(number) is float and math.isfinite(number))
+
+
+@pytest.mark.parametrize("text", ["٣", "1_0", "+1", " 1", "1 ", "0x1", "", "1" * 401, "1" * 5000, "--1", "1\n"])
+def test_a_number_in_a_query_is_one_in_these_digits(text: str) -> None:
+    """Python's own readers of numbers take more than anybody means."""
+
+    def parse(body: bytes) -> GenerationRequest:
+        return small.parse_query({"prompt": "Once"} | json.loads(body))
+
+    for name in ("max_tokens", "temperature"):
+        assert refusal(parse, {name: text})[0] == name
+    for wrong in ("nan", "inf", ".", "1e", "1e1.5"):
+        assert refusal(parse, {"temperature": wrong})[0] == "temperature"
+
+
+def test_numbers_in_a_query() -> None:
+    asked = small.parse_query(
+        {"prompt": "Once", "max_tokens": "007", "temperature": "5e-1", "seed": "-1", "top_p": ".5"}
+    )
+    assert (asked.max_tokens, asked.sampling.temperature, asked.sampling.top_p) == (7, 0.5, 0.5)
+    assert small.parse_query({"prompt": "Once", "max_tokens": "9" * 400}).max_tokens == int("9" * 400), "clamped later"

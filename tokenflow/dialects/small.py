@@ -11,6 +11,7 @@ client cut before its first token comes back to the same generation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,10 @@ _FRACTIONS = frozenset(
     | {"mirostat_tau", "mirostat_eta", "repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty"}
     | {"grace_s", "retention_s"}
 )
+MAX_DIGITS = 400
+"""More than that no number has, and Python has a limit of its own."""
+_WHOLE = re.compile("-?[0-9]+")  # Python's `int` takes other scripts' digits too, spaces, and 1_000
+_FRACTION = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _BOOLEANS = {"stream", "ignore_eos"}
 _TRUTHS = {"true": True, "false": False}
 CANCELLED = "The stream was cancelled."
@@ -74,10 +79,9 @@ def _value(name: str, text: str) -> object:
         return _TRUTHS.get(text, text)
     if name not in _NUMBERS | _FRACTIONS:
         return text
-    try:
-        return int(text) if name in _NUMBERS else float(text)
-    except ValueError:
-        raise InvalidRequest(f"'{name}' is a number, not {text[:40]!r}.", param=name) from None
+    if len(text) > MAX_DIGITS or not (_WHOLE if name in _NUMBERS else _FRACTION).fullmatch(text):
+        raise InvalidRequest(f"'{name}' is a number, not {text[:40]!r}.", param=name)
+    return int(text) if name in _NUMBERS else float(text)
 
 
 def complete(
