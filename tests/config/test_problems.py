@@ -319,6 +319,7 @@ NO_TOML = {
         "[server]\nport = 1\nport = 2",
         "conf/x.toml:3: no valid TOML: cannot overwrite a value at the end; keep one of the two",
     ),
+    "a well": ("[server]\nport = " + "[" * 5000, "conf/x.toml: it is nested too deeply to be read; mend its brackets"),
     "unfinished": (
         '[server]\nhost = """a\n',
         "conf/x.toml:2: no valid TOML: unterminated string at the end; "
