@@ -173,6 +173,23 @@ async def test_no_url() -> None:
         await ask(Talk(url="server", model="m"))
 
 
+UNSENDABLE = {
+    "key": ({"key": "ké"}, HELLO, "the API key has a character that no key has"),
+    "key of two lines": ({"key": "a\nb"}, HELLO, "the API key has a character that no key has"),
+    "model": ({"model": "\udcff"}, HELLO, "the model's id is not UTF-8"),
+    "message": ({}, [{"role": "user", "content": "\udcff"}], "the user's message is not UTF-8"),
+    "number": ({"options": {"temperature": float("nan")}}, HELLO, "temperature is nan"),
+}
+
+
+@pytest.mark.parametrize(("changes", "messages", "message"), UNSENDABLE.values(), ids=UNSENDABLE)
+async def test_what_no_request_can_carry(changes: dict, messages: list, message: str) -> None:
+    server = Server()
+    with pytest.raises(ChatError) as caught:
+        await server.talk(**changes).ask(messages, print)
+    assert caught.value.message.startswith(message) and not server.requests
+
+
 async def test_ctrl_c_closes_the_response() -> None:
     body = Body([chunk("to")], then=lambda: signal.raise_signal(signal.SIGINT))
     reply, shown = await ask(Server(httpx2.Response(200, headers=EVENTS, stream=body)).talk())
@@ -289,6 +306,16 @@ def test_environment(run, talks) -> None:
 def test_a_pipe_is_the_message(run, talks) -> None:
     run("chat", input="hello")
     assert talks[0][1] == HELLO
+
+
+def test_a_pipe_of_any_bytes_is_a_message(run, talks) -> None:
+    run("chat", input=b"\xff\r\n")
+    assert talks[0][1] == [{"role": "user", "content": "\udcff\n"}]
+
+
+def test_no_standard_input_is_an_empty_message(run, talks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert not chat._is_terminal() and chat._piped() == ""
 
 
 def test_interrupted(run, talks) -> None:

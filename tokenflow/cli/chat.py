@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -50,14 +51,20 @@ def chat_command(
     if message is None and _is_terminal():
         converse(talk, history)
         return
-    text = message if message is not None else sys.stdin.read()
+    text = message if message is not None else _piped()
     reply = say(talk, [*history, {"role": "user", "content": text}])
     if reply.interrupted:
         ctx.exit(INTERRUPTED)
 
 
 def _is_terminal() -> bool:
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()  # there is none where the shell has closed it: `<&-`
+
+
+def _piped() -> str:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as an argument comes: what cannot be sent is told there
+    return "" if sys.stdin is None else sys.stdin.read()
 
 
 def converse(talk: Talk, history: list[Message], ask_for: Callable[[str], str] = input) -> None:

@@ -7,6 +7,7 @@ what to do.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ class Talk:
         Raises:
             ChatError: what went wrong; what was said before it has been shown.
         """
+        self._check(messages)
         reply = Reply()
         error = None
         # A closed terminal and a kill are a client that leaves, too: the server is to know at once.
@@ -75,6 +77,20 @@ class Talk:
         if reply.killed_by is not None:
             raise SystemExit(128 + reply.killed_by)
         return reply
+
+    def _check(self, messages: list[Message]) -> None:
+        """Refuse what no request can carry: terminals, environments and pipes hold any bytes. Raises ChatError."""
+        if self.key is not None and not (self.key.isascii() and self.key.isprintable()):
+            raise ChatError("the API key has a character that no key has; look at --key and TOKENFLOW_KEY")
+        texts = {"the model's id": self.model or ""} | {f"the {m['role']}'s message": m["content"] for m in messages}
+        for what, text in texts.items():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ChatError(f"{what} is not UTF-8; convert it, for example with iconv") from None
+        for name, value in self.options.items():
+            if not math.isfinite(value):
+                raise ChatError(f"{name} is {value}, which is no number that can be sent; choose another")
 
     async def _answer(
         self, messages: list[Message], reply: Reply, show: Callable[[str], None], think: Callable[[str], None]
