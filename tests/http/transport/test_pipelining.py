@@ -76,6 +76,27 @@ async def test_less_is_held(serving, connect, echo):
         assert (await client.response())[1] == path
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    "more", [b"\r\n", b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n", b"x" * 200_000], ids=["CRLF", "a", "much"]
+)
+@pytest.mark.parametrize("last", [b"HTTP/1.1\r\nHost: x\r\nConnection: close", b"HTTP/1.0"], ids=["close", "1.0"])
+async def test_what_follows_the_last_request_is_nobodys(serving, connect, echo, last, more, together):
+    """Old clients send a line end after a body. Stock: a 400 for the good request, or a cut in its answer."""
+    client = await connect(await serving(echo))
+    request = b"POST /last %b\r\nContent-Length: 1\r\n\r\na" % last
+    if together:
+        await client.send(request + more)
+    else:
+        await client.send(request)
+        await wait_all_tasks_blocked(0.01)
+        await client.send(more)
+    await wait_all_tasks_blocked(0.01)
+    echo.go.release()
+    assert (await client.response())[1] == b"/lasta"
+    assert await client.wait_closed() == b""
+
+
 async def test_a_held_request_does_not_begin_after_the_client_has_left(serving, connect, ends_on_disconnect):
     """The FIN and the end of the response that the request waits for come in one step of the scheduler."""
     go, running = trio.Semaphore(0), 0

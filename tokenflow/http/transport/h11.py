@@ -53,11 +53,21 @@ class _PauseInsteadOfParking:
         return True
 
 
+class _Connection(h11.Connection):
+    """h11's, which takes bytes after a connection's last request for a fault of that request. They are nobody's."""
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
+            return h11.NEED_DATA
+        return super().next_event()
+
+
 class CorrectedH11Protocol(H11Protocol):
     """One connection. Arguments as Hypercorn's, and ours; `stall_s` is also how long a pong may take."""
 
     def __init__(self, *args: Any, stall_s: float, limits: Limits, traffic: Traffic, direct: Direct) -> None:
         super().__init__(*args)
+        self.connection.__class__ = _Connection  # Hypercorn made it, and to make another takes as long again
         self._pong_s = stall_s
         self._limits = limits
         self._traffic = traffic
@@ -73,6 +83,8 @@ class CorrectedH11Protocol(H11Protocol):
         if isinstance(event, Closed):
             self._closed, self._without_end = True, False
             self._direct.close()
+        elif self.connection.their_state is h11.MUST_CLOSE:
+            return  # RFC 9112 section 9.6: nothing follows that request
         await super().handle(event)
         if isinstance(event, RawData) and len(self.connection.trailing_data[0]) > self._limits.max_pipelined_bytes:
             self._traffic.refused["pipelined"] += 1
