@@ -56,7 +56,7 @@ class SpecialTokens:
         # By the character at the edge, how long they are: most text has another there, and is done with at once.
         self._tail_sizes = _sizes((tail[0], tail) for tail in self._tails)
         self._head_sizes = _sizes((head[-1], head) for head in self._heads)
-        self._blob = "\ud800".join(sorted(self._long))  # half a surrogate pair: no text has it
+        self._blob = chr(0xD800).join(sorted(self._long))  # half a surrogate pair: no text has it
         # In a lookahead, so that tokens that overlap are all found. Without tokens: a pattern that never matches.
         self._any = re.compile(f"(?=({_trie(self.tokens)}))" if self.tokens else r"(?!)", re.DOTALL)
 

@@ -34,9 +34,9 @@ def serve_command(path: Path | None, sets: tuple[str, ...], host: str | None, po
     trio.run(partial(run, loaded.config, registry, on_ready=partial(announce, loaded.config)))
 
 
-GC_THRESHOLDS = (10_000, 3, 10)
-"""Requests leave next to no cycles behind (the tests count them), so collecting seldom costs no memory. With Python's
-own thresholds, collections that find nothing take a third of what opening a stream costs."""
+GC_THRESHOLDS = (10_000, 3, 30)
+"""Connections leave no cycles behind (the tests count them), so collecting seldom costs no memory. With Python's own
+thresholds, collections that find nothing take a third of what opening a stream costs."""
 
 
 def announce(config: Config, url: str, chats: bool) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from quart.wrappers import Response, Websocket
 from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
 from quart_trio.wrappers.request import TrioRequest
 from werkzeug.routing import MapAdapter
+from werkzeug.wrappers import Response as WerkzeugResponse
 
 
 class Request(TrioRequest):
@@ -36,6 +38,14 @@ class App(QuartTrio):
 
     def ensure_async(self, func: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         return func
+
+    async def handle_websocket(self, websocket: Websocket) -> Response | WerkzeugResponse | None:
+        # Quart-Trio's takes groups apart, and its frames hold what it took out, and are held by it.
+        async with self.websocket_context(websocket) as context:
+            try:
+                return await self.full_dispatch_websocket(context)
+            except Exception as error:
+                return await self.handle_websocket_exception(error)
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
         if request is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ from tokenflow.errors import (
     ResumeWindowLost,
     TokenflowError,
     Unauthorized,
+    first_error,
 )
 from tokenflow.http.auth import websocket_key
 from tokenflow.http.connection import at_end
@@ -76,6 +78,9 @@ def register(app: QuartTrio, service: Service) -> None:
 
     @app.websocket(PATH)
     async def ws() -> None:
+        await _ungrouped(talk)
+
+    async def talk() -> None:
         client: Websocket = websocket._get_current_object()  # type: ignore[attr-defined]  # werkzeug's proxies have it
         await client.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in client.requested_subprotocols else None)
         socket = Socket(client, service.config.stream.heartbeat_s, PING)
@@ -100,6 +105,20 @@ def register(app: QuartTrio, service: Service) -> None:
             log.error("websocket failed", exc_info=group)
             with suppress(ClientDisconnected):
                 await socket.close(FAULT, "internal_error")
+
+
+async def _ungrouped(talk: Callable[[], Awaitable[None]]) -> None:
+    """Run what raises no groups but of Cancelled. Quart's frames would hold a group, and be held by it."""
+    cancelled: BaseException | None = None
+    try:
+        await talk()
+    except BaseExceptionGroup as group:
+        cancelled = first_error(group)
+    try:
+        if cancelled is not None:
+            raise cancelled
+    finally:
+        del cancelled  # as a group would be
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,11 +163,16 @@ class Session:
 
     async def run(self, client: Websocket) -> None:
         """Serve until the client leaves (which cancels this) or the server drains."""
-        async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._socket.beat)
-            self._nursery.start_soon(self._leave_on_drain)
-            while True:
-                await self._take(await client.receive())
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._socket.beat)
+                self._nursery.start_soon(self._leave_on_drain)
+                with suppress(ClientDisconnected):
+                    while True:
+                        await self._take(await client.receive())
+                self._nursery.cancel_scope.cancel()
+        finally:
+            del self._nursery  # which has what ended it, whose frames have this
 
     def close(self) -> None:
         """The client has left, and so has every reader, also where a frame still waits for the kernel to take it."""

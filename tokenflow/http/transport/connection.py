@@ -201,6 +201,8 @@ class Connection:
             finally:
                 await self._leave()  # also cancelled: who waits in a shield for the client waits for this
         self._h11 = None
+        if isinstance(self.protocol.protocol, CorrectedH2Protocol):
+            self.protocol.protocol.let_go()
         del self.protocol, self._task_group, self._direct  # each has this in it, and would keep it and be kept
 
     async def _handshake(self) -> str | None:

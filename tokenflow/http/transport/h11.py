@@ -54,12 +54,15 @@ class _PauseInsteadOfParking:
 
 
 class _Connection(h11.Connection):
-    """h11's, which takes bytes after a connection's last request for a fault of that request. They are nobody's."""
+    """h11's, for which bytes after a connection's last request are a fault of that request. They are nobody's."""
 
     def next_event(self) -> Any:
         if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
             return h11.NEED_DATA
-        return super().next_event()
+        try:
+            return super().next_event()
+        except h11.RemoteProtocolError as error:
+            raise error.with_traceback(None)  # noqa: B904  # it is the same; frames that it came through hold it
 
 
 class CorrectedH11Protocol(H11Protocol):

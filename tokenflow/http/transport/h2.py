@@ -108,6 +108,7 @@ class CorrectedH2Protocol(H2Protocol):
         self._stall_s = stall_s
         self._limits = limits
         self._traffic = traffic
+        self.let_go()
         self.connection = _Connection(H2Configuration(client_side=False, header_encoding=None))
         self.connection.local_settings = Settings(
             client=False,
@@ -125,6 +126,10 @@ class CorrectedH2Protocol(H2Protocol):
         self._going_away = False
         self._idle = True  # as was last said
         self._resets: deque[float] = deque(maxlen=limits.max_resets)
+
+    def let_go(self) -> None:
+        """Nothing is read or sent any more: take the library's connection apart, whose tables hold what holds them."""
+        vars(self.connection).clear()
 
     async def initiate(self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None) -> None:
         if headers is None:
