@@ -156,7 +156,7 @@ def main(minutes: float) -> None:
             "test": "soak",
             "minutes": minutes,
             "clients": dict(counts),
-            "rss_mib": {"first": round(readings[0].mib, 1), "last": round(readings[-1].mib, 1)},
+            "rss_mib_by_minute": [round(reading.mib, 1) for reading in readings[::60]],
             "slope_mib_per_h": round(slope, 2),
             "connections_at_the_end": trio.run(metric, server.port, "tokenflow_open_connections"),
             "tracebacks": server.log.count("Traceback"),
