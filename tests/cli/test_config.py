@@ -30,6 +30,26 @@ def test_all_problems_on_stderr(run, folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("command", [("config", "check"), ("serve",)], ids=" ".join)
+def test_a_template_that_is_none_is_told_before_a_model_is_read(run, folder: Path, command: tuple[str, ...]) -> None:
+    (folder / "a.jinja").write_text("{% if %}")
+    (folder / "b.jinja").write_bytes(b"\xff")
+    chats = [
+        'template = "{{ a"',
+        'template_file = "a.jinja"',
+        'template_file = "b.jinja"',
+        'template = "{{ messages }}"',
+    ]
+    models = [f'[models.m{n}]\nengine = "synthetic"\n[models.m{n}.chat]\n{chat}\n' for n, chat in enumerate(chats)]
+    (folder / "x.toml").write_text("".join(models))
+    result = run(*command, "-c", "x.toml")
+    assert (result.exit_code, result.stdout) == (1, "")
+    lines = result.stderr.splitlines()
+    assert [line.partition(": ")[2].partition(": ")[0] for line in lines] == ["x.toml:4", "x.toml:8", "x.toml:12"]
+    assert "models.m1.chat.template_file: chat template, line 1: Expected an expression" in lines[1]
+    assert all(line.endswith("; mend it, or leave it out and have the model's own") for line in lines)
+
+
 def test_check_looks_for_the_files_of_models(run, folder: Path) -> None:
     models = '[models.a]\nengine = "llamacpp"\nmodel = "a.gguf"\n[models.b]\nengine = "llamacpp"\nmodel = "b.gguf"\n'
     (folder / "x.toml").write_text(models + "[server]\nport = true\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import click
 from tokenflow.config import Flag, Loaded, load
 from tokenflow.config.raw import PREFIX
 from tokenflow.engines.registry import Registry
-from tokenflow.errors import StartupError
+from tokenflow.errors import ConfigError, StartupError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +48,24 @@ def open_config(
     """Load the configuration and the plugins that it names; `look` whether its files are there. Raises ConfigError."""
     registry = Registry()
     loaded = load(find_config(path), os.environ, _overrides(sets) | dict(flags or {}), registry, look=look)
+    if problems := list(_in_templates(loaded)):
+        raise ConfigError(problems)
     return loaded, registry
+
+
+def _in_templates(loaded: Loaded) -> Iterator[str]:
+    """What is wrong with the chat templates that it gives: known now, and not after the minutes that a model takes."""
+    for id, model in loaded.config.models.items():
+        for name in ("template", "template_file"):
+            if (given := getattr(model.chat, name)) is None:
+                continue
+            from tokenflow.chat.template import ChatTemplate, TemplateError  # here, for few configurations have one
+
+            key = f"models.{id}.chat.{name}"
+            try:
+                ChatTemplate(given.read_text(encoding="utf-8") if isinstance(given, Path) else given)
+            except (TemplateError, OSError, UnicodeDecodeError) as exc:
+                yield f"{loaded.provenance[key]}: {key}: {exc}; mend it, or leave it out and have the model's own"
 
 
 def find_config(given: Path | None) -> Path | None:
