@@ -14,6 +14,8 @@ log = logging.getLogger("tokenflow.sinks")
 
 BACKLOG = 4096
 """Records that may wait for one sink; about a megabyte."""
+TOGETHER = 32
+"""Records that a sink is given before others have a turn."""
 CLOSE_S = 5.0
 """How long a sink may take to write what is left when the server ends."""
 
@@ -95,7 +97,7 @@ class _Feed:
             async for event in self._receive:
                 await self._record(event)
                 with suppress(trio.WouldBlock, trio.EndOfChannel):
-                    while True:  # what has come meanwhile, without a turn of the event loop for each
+                    for _ in range(TOGETHER):  # what has come meanwhile, without a turn of the event loop for each
                         await self._record(self._receive.receive_nowait())
 
     async def _record(self, event: LifecycleEvent) -> None:
