@@ -114,6 +114,22 @@ def test_what_is_held_for_a_stop_string_keeps_its_own_logprobs_and_no_others(tog
     assert [entry.token for entry in told] == ["x", "a"]
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 2), (4,)])
+def test_tokens_that_are_not_shown_shift_nothing(sizes: tuple[int, ...]) -> None:
+    """A control token is told of with its text, and is not in the piece."""
+    tokens = [("</s>", b""), ("a", b"a"), ("b", b"b"), ("zz", b"zz")]
+    seq, told, text = sequence(stop=("zz",), logprobs=0), [], ""
+    left = iter(tokens)
+    for size in sizes:
+        some = [next(left) for _ in range(size)]
+        entries = tuple(entry for name, _ in some for entry in logprob(name))
+        delta, finished = seq.take(Step(size, b"".join(piece for _, piece in some), None, entries))
+        if delta is not None:
+            text += delta.text
+            told += [entry.token for entry in delta.logprobs]
+    assert (text, told, finished) == ("ab", ["</s>", "a", "b"], Finished("stop"))
+
+
 @given(
     st.lists(st.lists(st.sampled_from(b"ab\xc3\xa9"), min_size=1, max_size=3).map(bytes), min_size=1, max_size=12),
     st.lists(st.text(alphabet="abé\ufffd", min_size=1, max_size=3), max_size=2).map(tuple),

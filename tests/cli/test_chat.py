@@ -174,10 +174,12 @@ async def test_no_url() -> None:
 
 
 UNSENDABLE = {
-    "key": ({"key": "ké"}, HELLO, "the API key has a character that no key has"),
-    "key of two lines": ({"key": "a\nb"}, HELLO, "the API key has a character that no key has"),
+    **{
+        name: ({"key": key}, HELLO, "the API key is empty or has a character that no key has")
+        for name, key in {"key": "ké", "key of two lines": "a\nb", "key and a blank": "a ", "no key": ""}.items()
+    },
     "model": ({"model": "\udcff"}, HELLO, "the model's id is not UTF-8"),
-    "message": ({}, [{"role": "user", "content": "\udcff"}], "the user's message is not UTF-8"),
+    "message": ({}, [{"role": "user", "content": "\udcff"}, *HELLO], "the user's message is not UTF-8"),
     "number": ({"options": {"temperature": float("nan")}}, HELLO, "temperature is nan"),
 }
 

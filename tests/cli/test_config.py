@@ -35,19 +35,22 @@ def test_a_template_that_is_none_is_told_before_a_model_is_read(run, folder: Pat
     (folder / "a.jinja").write_text("{% if %}")
     (folder / "b.jinja").write_bytes(b"\xff")
     chats = [
+        *('template_file = "a.jinja"', 'template_file = "b.jinja"', 'template = "{{ messages }}"'),
         'template = "{{ a"',
-        'template_file = "a.jinja"',
-        'template_file = "b.jinja"',
-        'template = "{{ messages }}"',
     ]
-    models = [f'[models.m{n}]\nengine = "synthetic"\n[models.m{n}.chat]\n{chat}\n' for n, chat in enumerate(chats)]
+    ids = ["m0", "m1", "m2", '"m.3"']
+    models = [
+        f'[models.{id}]\nengine = "synthetic"\n[models.{id}.chat]\n{chat}\n'
+        for id, chat in zip(ids, chats, strict=True)
+    ]
     (folder / "x.toml").write_text("".join(models))
     result = run(*command, "-c", "x.toml")
     assert (result.exit_code, result.stdout) == (1, "")
     lines = result.stderr.splitlines()
-    assert [line.partition(": ")[2].partition(": ")[0] for line in lines] == ["x.toml:4", "x.toml:8", "x.toml:12"]
-    assert "models.m1.chat.template_file: chat template, line 1: Expected an expression" in lines[1]
-    assert all(line.endswith("; mend it, or leave it out and have the model's own") for line in lines)
+    assert [line.partition(": ")[2].partition(": ")[0] for line in lines] == ["x.toml:4", "x.toml:8", "x.toml:16"]
+    assert "models.m0.chat.template_file: chat template, line 1: Expected an expression" in lines[0]
+    assert lines[1].endswith("models.m1.chat.template_file: byte 0xff is not UTF-8; save it as UTF-8")
+    assert 'models."m.3".chat.template: ' in lines[2]
 
 
 def test_check_looks_for_the_files_of_models(run, folder: Path) -> None:

@@ -132,6 +132,12 @@ class Ledger:
             self._by_role[record["key"]].append(record)
         return self._records
 
+    async def has_all(self, generated_tokens: int) -> None:
+        """Wait until the records account for so many tokens: the file is written behind."""
+        with trio.fail_after(PATIENCE_S):
+            while sum(record["generated_tokens"] for record in self.records()) != generated_tokens:
+                await trio.sleep(0.01)
+
     async def next(self, role: str) -> dict[str, Any]:
         """The record of the next stream that `role` asked for."""
         at = self._taken[role]

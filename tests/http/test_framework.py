@@ -7,13 +7,17 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from tests.service.conftest import open_rig
-from tokenflow.http.app import App, create_app
+from tokenflow.http.app import create_app
+from tokenflow.http.framework import App
 
 
 def functions(app: App) -> Iterator[Any]:
     """Everything of ours that Quart calls."""
     yield from app.view_functions.values()
-    for by_blueprint in (app.before_request_funcs, app.after_request_funcs, app.teardown_request_funcs):
+    for by_blueprint in (
+        *(app.before_request_funcs, app.after_request_funcs, app.teardown_request_funcs),
+        *(app.before_websocket_funcs, app.after_websocket_funcs, app.teardown_websocket_funcs),
+    ):
         for registered in by_blueprint.values():
             yield from registered
     for handlers in app.error_handler_spec.values():

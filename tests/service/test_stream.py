@@ -17,7 +17,7 @@ from tokenflow.api import EngineInfo, EngineStats, Send, SequenceRequest, Starte
 from tokenflow.core.lifecycle import Admitted, FirstToken, SlotTaken
 from tokenflow.core.states import Phase
 from tokenflow.core.types import Delta
-from tokenflow.errors import Draining, EngineStuck, QueueFull
+from tokenflow.errors import Draining, EngineError, EngineStuck, QueueFull
 from tokenflow.service.records import Ended, Failed
 
 
@@ -342,6 +342,45 @@ async def test_an_engine_that_does_not_let_go_does_not_rename_it(
             assert isinstance(end, Ended) and end.reasons == ("cancelled",) * choices and record.code is None
         await trio.sleep(1)
         assert r.service.model("m").host.openings == (2 if isinstance(fault, EngineStuck) else 1)
+
+
+@pytest.mark.parametrize("then", ["idle_timeout", "left"])
+async def test_what_follows_an_engines_failure_does_not_rename_it(autojump_clock: MockClock, then: str) -> None:
+    class Fails:
+        info = EngineInfo(model="fails", context_length=100, slots=2)
+
+        async def generate(self, request: SequenceRequest, send: Send) -> None:
+            send.send_nowait(Started(1))
+            send.send_nowait(Delta("said"))
+            if request.index == 1:
+                await trio.sleep(1)
+                raise EngineError("It broke.")
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(5)
+
+        async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+            return [1]
+
+        async def detokenize(self, tokens: list[int]) -> str:
+            return ""
+
+        async def stats(self) -> EngineStats:
+            return EngineStats()
+
+    @asynccontextmanager
+    async def open_fails(config: object) -> AsyncIterator[Fails]:
+        yield Fails()
+
+    async with open_rig(open_engine=open_fails, timeouts={"idle_timeout_s": 2.0 if then != "left" else 99.0}) as r:
+        stream, reader = await r.open(n=2)
+        await trio.sleep(3)
+        reader.close()
+        await r.settle()
+        record = r.sink.ended(stream.identity.id)
+        assert (record.reason, record.code, record.by) == ("error", "engine_error", "engine")
 
 
 async def test_draining_refuses_new_work_and_ends_old_work_in_time(autojump_clock: MockClock) -> None:

@@ -64,5 +64,6 @@ async def test_what_comes_later_than_it_looks_anyway_does_not_wake_it(autojump_c
             await trio.testing.wait_all_tasks_blocked()
         assert steps.count == 0
         await trio.sleep(200)
+        assert steps.count
         nursery.cancel_scope.cancel()
     assert [thing.passed for thing in later] == [[6.0 + i] for i in range(100)]

@@ -60,7 +60,7 @@ class Step:
         tokens: how many tokens were sampled (an end-of-sequence token counts), usually 1.
         piece: their text as bytes; any split of a character is fine.
         finish: the model ended by itself. Stop strings and max_tokens are the loop's affair.
-        logprobs: one per token, where asked for.
+        logprobs: one per token, where asked for. Their bytes make up the piece, but for tokens that are not shown.
         error: this sequence failed; it ends alone. The rest is ignored.
     """
 
@@ -170,7 +170,8 @@ class Sequence:
         text, at, left = "", 0, len(step.logprobs)
         for token in step.logprobs:
             left -= 1
-            end = at + len(token.bytes) if left else len(step.piece)
+            own = len(token.bytes) if step.piece.startswith(token.bytes, at) else 0
+            end = at + own if left else len(step.piece)
             self._logprobs.append((self._told_chars + len(text) + self._assembler.held_chars, token))
             text += self._assembler.push(step.piece[at:end])
             at = end

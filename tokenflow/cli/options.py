@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from tokenflow.config import Flag, Loaded, load
+from tokenflow.config.keys import dotted
 from tokenflow.config.raw import PREFIX
 from tokenflow.engines.registry import Registry
 from tokenflow.errors import ConfigError, StartupError
@@ -45,7 +46,11 @@ def config_options(command: F) -> F:
 def open_config(
     path: Path | None, sets: Iterable[str], flags: Mapping[str, Flag] | None = None, *, look: bool = False
 ) -> tuple[Loaded, Registry]:
-    """Load the configuration and the plugins that it names; `look` whether its files are there. Raises ConfigError."""
+    """Load the configuration and the plugins that it names; `look` whether its files are there.
+
+    Raises:
+        ConfigError: it does not hold; or, where all else does, a chat template that it gives is none.
+    """
     registry = Registry()
     loaded = load(find_config(path), os.environ, _overrides(sets) | dict(flags or {}), registry, look=look)
     if problems := list(_in_templates(loaded)):
@@ -61,11 +66,16 @@ def _in_templates(loaded: Loaded) -> Iterator[str]:
                 continue
             from tokenflow.chat.template import ChatTemplate, TemplateError  # here, for few configurations have one
 
-            key = f"models.{id}.chat.{name}"
+            key = dotted(("models", id, "chat", name))
             try:
                 ChatTemplate(given.read_text(encoding="utf-8") if isinstance(given, Path) else given)
-            except (TemplateError, OSError, UnicodeDecodeError) as exc:
-                yield f"{loaded.provenance[key]}: {key}: {exc}; mend it, or leave it out and have the model's own"
+            except UnicodeDecodeError as exc:
+                fault = f"byte {exc.object[exc.start]:#x} is not UTF-8; save it as UTF-8"
+            except (TemplateError, OSError) as exc:
+                fault = f"{exc}; mend it, or leave it out and have the model's own"
+            else:
+                continue
+            yield f"{loaded.provenance[key]}: {key}: {fault}"
 
 
 def find_config(given: Path | None) -> Path | None:

@@ -80,16 +80,20 @@ class Talk:
 
     def _check(self, messages: list[Message]) -> None:
         """Refuse what no request can carry: terminals, environments and pipes hold any bytes. Raises ChatError."""
-        if self.key is not None and not (self.key.isascii() and self.key.isprintable()):
-            raise ChatError("the API key has a character that no key has; look at --key and TOKENFLOW_KEY")
-        texts = {"the model's id": self.model or ""} | {f"the {m['role']}'s message": m["content"] for m in messages}
-        for what, text in texts.items():
+        key = self.key
+        if key is not None and not (key and key.isascii() and key.isprintable() and key == key.strip()):
+            raise ChatError("the API key is empty or has a character that no key has; look at --key and TOKENFLOW_KEY")
+        texts = [
+            ("the model's id", self.model or ""),
+            *((f"the {m['role']}'s message", m["content"]) for m in messages),
+        ]
+        for what, text in texts:
             try:
                 text.encode()
             except UnicodeEncodeError:
                 raise ChatError(f"{what} is not UTF-8; convert it, for example with iconv") from None
         for name, value in self.options.items():
-            if not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 raise ChatError(f"{name} is {value}, which is no number that can be sent; choose another")
 
     async def _answer(

@@ -1,6 +1,6 @@
-"""Quart-Trio without what it does for applications that need it: handlers that block, hosts, bodies in pieces.
+"""Quart-Trio without what it does anew for every request, and nobody here needs.
 
-All of it is done anew for every request, and together takes a tenth of the time to the first token.
+It would look for handlers that block, for hosts with routes of their own, and wait for a body that is there.
 """
 
 from __future__ import annotations
@@ -8,33 +8,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from quart import request
 from quart.wrappers import Response, Websocket
 from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
-from quart_trio.wrappers.request import TrioRequest
 from werkzeug.routing import MapAdapter
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 
-class Request(TrioRequest):
-    """A request whose body mostly came with its head."""
-
-    async def whole_body(self) -> bytes:
-        """All of the body; no checkpoint where it is there.
-
-        Raises:
-            RequestEntityTooLarge, RequestTimeout: it is too large, or too slow.
-        """
-        body = self.body
-        if body._complete.is_set() and body._must_raise is None:
-            return bytes(body._data)
-        return await self.get_data(True, False, False)
-
-
 class App(QuartTrio):
     """All handlers are coroutine functions, and all hosts are the same to the routes."""
-
-    request_class = Request
 
     def ensure_async(self, func: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         return func
@@ -47,10 +30,20 @@ class App(QuartTrio):
             except Exception as error:
                 return await self.handle_websocket_exception(error)
 
-    def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
-        if request is None:
+    def create_url_adapter(self, asked: BaseRequestWebsocket | None) -> MapAdapter | None:
+        if asked is None:
             return None
-        query = request.query_string.decode("latin-1")
-        return MapAdapter(
-            self.url_map, "localhost", request.root_path, "", request.scheme, request.path, request.method, query
-        )
+        query = asked.query_string.decode("latin-1")
+        return MapAdapter(self.url_map, "localhost", asked.root_path, "", asked.scheme, asked.path, asked.method, query)
+
+
+async def whole_body() -> bytes:
+    """All of the body of the request that is being handled; no checkpoint where it came with the head, as most do.
+
+    Raises:
+        RequestEntityTooLarge, RequestTimeout: it is too large, or too slow.
+    """
+    body = request.body
+    if body._complete.is_set() and body._must_raise is None:
+        return bytes(body._data)
+    return await request.get_data(True, False, False)

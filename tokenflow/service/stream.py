@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from tokenflow.api import Delta, Event, Finished, FinishReason, Released, SequenceRequest, Started
+from tokenflow.api import Delta, Engine, Event, Finished, FinishReason, Released, SequenceRequest, Started
 from tokenflow.chat.reader import MessageReader
 from tokenflow.core.admission import Admission
 from tokenflow.core.credit import Grant, share_out
@@ -105,6 +105,7 @@ class Stream:
         "_coalescer",
         "_deadline",
         "_ended_as",
+        "_failure",
         "_forgotten",
         "_held_by_client",
         "_host",
@@ -175,6 +176,7 @@ class Stream:
         self._held_by_client = False  # paused through the API
         self._ended_as = Outcome("stop", "engine")  # until it has ended
         self._admitted_at = now
+        self._failure: Exception | None = None  # of its engine, before it was called off
         self._cancel: Outcome | None = None
         self._cancel_error: TokenflowError | None = None
 
@@ -443,15 +445,23 @@ class Stream:
             await self._slots_held.wait()
         engine = self._host.engine
         if len(self._sequences) == 1 and self._coalescer is None:
-            await engine.generate(self._sequences[0], self._choices[0])
+            await self._sequence(engine, self._sequences[0], self._choices[0])
             return
         async with trio.open_nursery() as nursery:
             if self._coalescer is not None:
                 nursery.start_soon(self._coalescer.run)
             async with trio.open_nursery() as generations:
                 for request, choice in zip(self._sequences, self._choices, strict=True):
-                    generations.start_soon(engine.generate, request, choice)
+                    generations.start_soon(self._sequence, engine, request, choice)
             nursery.cancel_scope.cancel()
+
+    async def _sequence(self, engine: Engine, request: SequenceRequest, choice: Choice) -> None:
+        try:
+            await engine.generate(request, choice)
+        except Exception as exc:
+            if not self._called_off and self._failure is None:
+                self._failure = exc  # whatever comes while the others are cancelled does not rename it
+            raise
 
     def _end(self, failure: Exception | None) -> tuple[Outcome, StreamEvent]:
         """How it ended, and the record that says so."""
@@ -466,6 +476,10 @@ class Stream:
             self._host.fail(error.message)
         if self._finished:
             return Outcome(reasons[0], "engine"), ended
+        own, self._failure = self._failure, None
+        if own is not None:
+            error = _as_ours(own)
+            return Outcome("error", "engine", error.code), Failed(error)
         if error is not None and not self._called_off:
             return Outcome("error", "server" if isinstance(error, Draining) else "engine", error.code), Failed(error)
         # However its engine took being called off, it ended for what it was called off for.

@@ -134,7 +134,7 @@ async def test_lines_that_come_soon_after_a_write_share_the_next(
 async def test_closing_writes_everything_that_is_pending(
     file: ScriptedFile, ended: Make, ids: Ids, mock_clock: trio.testing.MockClock
 ) -> None:
-    async with running(LedgerSink(file, gather_s=0.0)) as sink:
+    async with running(LedgerSink(file)) as sink:
         await record(sink, ended, *range(100))
     assert ids(file.path) == [str(n) for n in range(100)]
 
@@ -143,7 +143,7 @@ async def test_being_cancelled_writes_everything_that_is_pending(
     file: ScriptedFile, ended: Make, ids: Ids, mock_clock: trio.testing.MockClock
 ) -> None:
     with trio.CancelScope() as scope:
-        async with running(LedgerSink(file, gather_s=0.0)) as sink:
+        async with running(LedgerSink(file)) as sink:
             await record(sink, ended, *range(100))
             scope.cancel()
             await trio.sleep_forever()

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from hashlib import sha256
-from typing import cast
 
 from quart import Response, g, request
 from quart_trio import QuartTrio
 
 from tokenflow.core.types import GenerationRequest
 from tokenflow.errors import InvalidRequest
-from tokenflow.http.framework import Request
+from tokenflow.http.framework import whole_body
 from tokenflow.http.speak import DIALECTS, as_body, as_events
 from tokenflow.service.service import Service
 
@@ -33,7 +32,7 @@ def register(app: QuartTrio, service: Service) -> None:
 
 async def _generate(service: Service, path: str) -> Response:
     dialect = DIALECTS[path]
-    body = await cast(Request, request).whole_body()
+    body = await whole_body()
     asked = _with_idempotency_key(dialect.parse(body))
     digest = b"" if asked.idempotency_key is None else sha256(path.encode() + b"\0" + body).digest()
     stream, reader = await service.open(asked, key=g.key, route=path, digest=digest)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from quart import Response, request
+from quart import Response
 from quart_trio import QuartTrio
 
 from tokenflow.dialects import tokens
 from tokenflow.errors import InvalidRequest
 from tokenflow.http.answers import answer
+from tokenflow.http.framework import whole_body
 from tokenflow.service.service import Service
 
 
 def register(app: QuartTrio, service: Service) -> None:
     @app.post("/v1/tokenize")
     async def tokenize() -> Response:
-        asked = tokens.parse_tokenize(await request.get_data())
+        asked = tokens.parse_tokenize(await whole_body())
         model = service.model(asked.model)
         ids = await model.planner.tokenize(
             asked.prompt, model.engine, special=asked.add_special, opening=asked.add_generation_prompt
@@ -23,7 +24,7 @@ def register(app: QuartTrio, service: Service) -> None:
 
     @app.post("/v1/detokenize")
     async def detokenize() -> Response:
-        asked = tokens.parse_detokenize(await request.get_data())
+        asked = tokens.parse_detokenize(await whole_body())
         model = service.model(asked.model)
         try:
             text = await model.engine.detokenize(list(asked.tokens))

@@ -6,8 +6,8 @@ from typing import Protocol
 from .writer import Writer
 
 
-class Socket(Protocol):
-    """A WebSocket."""
+class Connectable(Protocol):
+    """A WebSocket, as far as who writes to it needs to know."""
 
     @property
     def connected(self) -> bool:
@@ -43,7 +43,7 @@ class Direct:
         self._flush = flush
         self.open_ended = False
         """In the middle of a response whose pieces have no end in sight."""
-        self.websocket: Socket | None = None
+        self.websocket: Connectable | None = None
 
     @property
     def ready(self) -> bool:

@@ -18,7 +18,7 @@ _OF_TOKENS = (b"connection", b"upgrade", b"sec-websocket-")
 MESSAGES = {
     400: "The request is not valid HTTP, or frames its body in two ways, or its target is not a path.",
     408: "The request's headers did not come in time.",
-    421: "The Host header is no host, or none with a port.",
+    421: "The Host header is not a host, with or without a port.",
     431: "The request's headers are too long, or too many.",
     501: "Not served: CONNECT for anything but WebSocket (RFC 8441), or a transfer coding other than chunked.",
 }
