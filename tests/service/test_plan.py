@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields as fields_of
 from typing import Any
 
 import pytest
@@ -27,10 +27,13 @@ ASKED = {
 LIMITS = LimitsConfig(max_banned_strings=2, max_stop_chars=8, max_grammar_chars=8, grammar_timeout_s=2.0)
 
 
-async def plan(capabilities: set[str], sampling: Sampling, grammar: Grammar | None = None, engine: Any = None) -> Plan:
+async def plan(
+    capabilities: set[str], sampling: Sampling, grammar: Grammar | None = None, engine: Any = None, **fields: Any
+) -> Plan:
     info = EngineInfo(model="m", context_length=64, slots=1, capabilities=frozenset(capabilities))
     planner = Planner(info, None, LIMITS, TimeoutsConfig(), StreamConfig(), ReplayConfig())
-    request = GenerationRequest(model="m", prompts=(TokenPrompt(tokens=(1,)),), sampling=sampling, grammar=grammar)
+    prompts = (TokenPrompt(tokens=(1,)),)
+    request = GenerationRequest(model="m", prompts=prompts, sampling=sampling, grammar=grammar, **fields)
     return await planner.plan(request, engine, "id")
 
 
@@ -45,11 +48,20 @@ async def test_what_the_engine_cannot_do(capability: str) -> None:
 
 
 def test_every_field_of_sampling_is_looked_at() -> None:
-    assert set(_NEUTRAL) == {field.name for field in fields(Sampling)}
+    assert set(_NEUTRAL) == {field.name for field in fields_of(Sampling)}
 
 
 async def test_what_asks_for_nothing_needs_nothing() -> None:
     await plan(set(), Sampling(temperature=1, top_k=0, top_p=1, min_p=0, typical_p=1, repetition_penalty=1))
+
+
+HUGE = 10**400  # no float
+
+
+@pytest.mark.parametrize("field", ["n", "coalesce_ms", "logprobs"])
+async def test_a_number_too_large_for_a_float_is_refused_as_any_other(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"a huge number .* asked for; at most 1?[0-9]+ here"):
+        await plan({"logprobs"}, Sampling(), **{field: HUGE})
 
 
 @pytest.mark.parametrize("banned", [("a", "b", "c"), ("a" * 9,)])

@@ -128,7 +128,7 @@ def as_integer(value: object, path: str, *, least: int | None = None, most: int 
 
 
 def _check_range(
-    number: float, value: object, path: str, least: float | None, most: float | None, above: float | None
+    number: int | float, value: object, path: str, least: float | None, most: float | None, above: float | None
 ) -> None:
     if (
         (least is not None and number < least)

@@ -15,6 +15,7 @@ from tokenflow.chat.model import ChatModel
 from tokenflow.chat.reader import MessageReader
 from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.types import Attendance, ChatPrompt, GenerationRequest, Prompt, TextPrompt, Timeouts, TokenPrompt
+from tokenflow.dialects.fields import shown
 from tokenflow.errors import ContextLengthExceeded, InvalidRequest
 from tokenflow.service.stream import StreamSettings
 
@@ -255,9 +256,13 @@ def _known(token: int, size: int, param: str) -> None:
         raise InvalidRequest(f"{param}: there is no token {token}; this model has 0 to {size - 1}.", param=param)
 
 
-def _at_most(value: float, most: float, param: str, what: str) -> None:
+def _at_most(value: int | float, most: int | float, param: str, what: str) -> None:
     if value > most:
-        raise InvalidRequest(f"{param}: {value:g} {what} asked for; at most {most:g} here.", param=param)
+        raise InvalidRequest(f"{param}: {_said(value)} {what} asked for; at most {_said(most)} here.", param=param)
+
+
+def _said(number: int | float) -> str:
+    return f"{number:g}" if isinstance(number, float) else shown(number)
 
 
 def _for_choice(sampling: Sampling, j: int) -> Sampling:
