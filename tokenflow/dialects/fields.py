@@ -115,7 +115,12 @@ def as_number(
         number = math.inf
     if not math.isfinite(number):  # 1e999 is JSON, and infinite to Python
         raise InvalidRequest(f"'{path}' is too large a number.", param=path)
-    _check_range(number, value, path, least, most, above)
+    if (
+        (least is not None and number < least)
+        or (most is not None and number > most)
+        or (above is not None and number <= above)
+    ):
+        raise _out_of_range(value, path, least, most, above)
     return number
 
 
@@ -123,22 +128,17 @@ def as_integer(value: object, path: str, *, least: int | None = None, most: int 
     """An integer within bounds; 1.0 is none."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong_type(path, "an integer", value)
-    _check_range(value, value, path, least, most, None)
+    # As integers: compiled, what is given where a float may be is made one, and a large one is another number then.
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise _out_of_range(value, path, least, most)
     return value
 
 
-def _check_range(
-    number: int | float, value: object, path: str, least: float | None, most: float | None, above: float | None
-) -> None:
-    if (
-        (least is not None and number < least)
-        or (most is not None and number > most)
-        or (above is not None and number <= above)
-    ):
-        bounds = [f"more than {above:g}"] if above is not None else []
-        bounds += [f"at least {least}"] if least is not None else []
-        bounds += [f"at most {most}"] if most is not None else []
-        raise InvalidRequest(f"'{path}' must be {' and '.join(bounds)}; got {shown(value)}.", param=path)
+def _out_of_range(value: object, path: str, least: object, most: object, above: object = None) -> InvalidRequest:
+    bounds = [f"more than {above:g}"] if above is not None else []
+    bounds += [f"at least {least}"] if least is not None else []
+    bounds += [f"at most {most}"] if most is not None else []
+    return InvalidRequest(f"'{path}' must be {' and '.join(bounds)}; got {shown(value)}.", param=path)
 
 
 class Fields:
