@@ -47,7 +47,7 @@ check: .venv/.installed-dev
 stress: .venv/.installed-rig $(AUTOBAHN)/.installed model
 	$(BIN)/python -m pytest -m stress $(ARGS)
 
-# Every kind of client for half an hour (ARGS=--minutes=12: less), and how the server's memory grows meanwhile.
+# Every kind of client for half an hour (ARGS=--minutes=16: less), and how the server's memory grows meanwhile.
 soak: .venv/.installed-dev
 	$(BIN)/python -m tests.soak $(ARGS)
 
