@@ -289,7 +289,7 @@ def main() -> None:
         arguments.out.write_text(text + "\n")
     if arguments.plot:
         command = [PEERS_PYTHON, "-m", "bench.plot", arguments.plot.resolve()]
-        subprocess.run(command, input=text, text=True, cwd=ROOT, check=True)
+        subprocess.run(command, input=text, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
 
 
 if __name__ == "__main__":
