@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -252,33 +252,41 @@ async def test_n_choices_share_one_window(autojump_clock: MockClock) -> None:
         assert [event.tokens for _, event in await read_all(reader) if isinstance(event, Delta)] == [1] * 300
 
 
-async def test_an_event_after_the_deadline_does_not_rename_it(autojump_clock: MockClock) -> None:
-    class Late:
-        """An engine that sends a token while it is being cancelled, against the contract."""
+class OneFunction:
+    """As much of an engine as a stream meets: `generate`."""
 
-        info = EngineInfo(model="late", context_length=100, slots=1)
+    def __init__(self, generate: Callable[[SequenceRequest, Send], Awaitable[None]], slots: int) -> None:
+        self.generate = generate
+        self.info = EngineInfo(model="m", context_length=100, slots=slots)
 
-        async def generate(self, request: SequenceRequest, send: Send) -> None:
-            send.send_nowait(Started(1))
-            try:
-                await trio.sleep_forever()
-            finally:
-                send.send_nowait(Delta("late"))
+    async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return [1]
 
-        async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-            return [1]
+    async def detokenize(self, tokens: list[int]) -> str:
+        return ""
 
-        async def detokenize(self, tokens: list[int]) -> str:
-            return ""
+    async def stats(self) -> EngineStats:
+        return EngineStats()
 
-        async def stats(self) -> EngineStats:
-            return EngineStats()
 
+def opener(generate: Callable[[SequenceRequest, Send], Awaitable[None]], slots: int) -> Any:
     @asynccontextmanager
-    async def open_late(config: object) -> AsyncIterator[Late]:
-        yield Late()
+    async def open_engine(config: object) -> AsyncIterator[OneFunction]:
+        yield OneFunction(generate, slots)
 
-    async with open_rig(open_engine=open_late, timeouts={"prefill_timeout_s": 2.0}) as r:
+    return open_engine
+
+
+async def test_an_event_after_the_deadline_does_not_rename_it(autojump_clock: MockClock) -> None:
+    async def generate(request: SequenceRequest, send: Send) -> None:
+        """A token while it is being cancelled, against the contract."""
+        send.send_nowait(Started(1))
+        try:
+            await trio.sleep_forever()
+        finally:
+            send.send_nowait(Delta("late"))
+
+    async with open_rig(open_engine=opener(generate, slots=1), timeouts={"prefill_timeout_s": 2.0}) as r:
         _, reader = await r.open()
         assert (await read_all(reader))[-1][1].error.code == "prefill_timeout"
 
@@ -294,34 +302,20 @@ async def test_an_engine_that_does_not_let_go_does_not_rename_it(
 ) -> None:
     """What a client is told is why it ended; that the engine is stuck is its host's affair."""
 
-    class Stuck:
-        info = EngineInfo(model="stuck", context_length=100, slots=2)
-
-        async def generate(self, request: SequenceRequest, send: Send) -> None:
-            send.send_nowait(Started(1))
-            send.send_nowait(Delta("said"))
-            try:
-                await trio.sleep_forever()
-            finally:
-                with trio.CancelScope(shield=True):
-                    await trio.sleep(5)
-                raise fault
-
-        async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-            return [1]
-
-        async def detokenize(self, tokens: list[int]) -> str:
-            return ""
-
-        async def stats(self) -> EngineStats:
-            return EngineStats()
-
-    @asynccontextmanager
-    async def open_stuck(config: object) -> AsyncIterator[Stuck]:
-        yield Stuck()
+    async def generate(request: SequenceRequest, send: Send) -> None:
+        send.send_nowait(Started(1))
+        send.send_nowait(Delta("said"))
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5)
+            raise fault
 
     # The total timeout passes too, before the engine is given up.
-    async with open_rig(open_engine=open_stuck, timeouts={"idle_timeout_s": 2.0, "total_timeout_s": 4.0}) as r:
+    async with open_rig(
+        open_engine=opener(generate, slots=2), timeouts={"idle_timeout_s": 2.0, "total_timeout_s": 4.0}
+    ) as r:
         stream, reader = await r.open(n=choices)
         await trio.sleep(1)
         if way == "cancelled":
@@ -346,35 +340,21 @@ async def test_an_engine_that_does_not_let_go_does_not_rename_it(
 
 @pytest.mark.parametrize("then", ["idle_timeout", "left"])
 async def test_what_follows_an_engines_failure_does_not_rename_it(autojump_clock: MockClock, then: str) -> None:
-    class Fails:
-        info = EngineInfo(model="fails", context_length=100, slots=2)
+    async def generate(request: SequenceRequest, send: Send) -> None:
+        send.send_nowait(Started(1))
+        send.send_nowait(Delta("said"))
+        if request.index == 1:
+            await trio.sleep(1)
+            raise EngineError("It broke.")
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5)
 
-        async def generate(self, request: SequenceRequest, send: Send) -> None:
-            send.send_nowait(Started(1))
-            send.send_nowait(Delta("said"))
-            if request.index == 1:
-                await trio.sleep(1)
-                raise EngineError("It broke.")
-            try:
-                await trio.sleep_forever()
-            finally:
-                with trio.CancelScope(shield=True):
-                    await trio.sleep(5)
-
-        async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-            return [1]
-
-        async def detokenize(self, tokens: list[int]) -> str:
-            return ""
-
-        async def stats(self) -> EngineStats:
-            return EngineStats()
-
-    @asynccontextmanager
-    async def open_fails(config: object) -> AsyncIterator[Fails]:
-        yield Fails()
-
-    async with open_rig(open_engine=open_fails, timeouts={"idle_timeout_s": 2.0 if then != "left" else 99.0}) as r:
+    async with open_rig(
+        open_engine=opener(generate, slots=2), timeouts={"idle_timeout_s": 2.0 if then != "left" else 99.0}
+    ) as r:
         stream, reader = await r.open(n=2)
         await trio.sleep(3)
         reader.close()
