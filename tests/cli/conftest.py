@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def register_engines():
 CONFIG = '[plugins]\nfiles = ["echo_plugin.py"]\n[models.m]\nengine = "echo"\n'
 
 Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """What a command makes of the process's log is its own: other tests count what a log line is kept for."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture
