@@ -1,6 +1,7 @@
 """Quart-Trio without what it does anew for every request, and nobody here needs.
 
-It would look for handlers that block, for hosts with routes of their own, and wait for a body that is there.
+It would look for handlers that block, for hosts with routes of their own, for a path's rule as if it had never seen
+it, and wait for a body that is there.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from quart import request
 from quart.wrappers import Response, Websocket
 from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
-from werkzeug.routing import MapAdapter
+from werkzeug.routing import MapAdapter, Rule
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 
 class App(QuartTrio):
     """All handlers are coroutine functions, and all hosts are the same to the routes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._rules: dict[tuple[str, str, bool], Rule] = {}
 
     def ensure_async(self, func: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         return func
@@ -34,7 +39,27 @@ class App(QuartTrio):
         if asked is None:
             return None
         query = asked.query_string.decode("latin-1")
-        return MapAdapter(self.url_map, "localhost", asked.root_path, "", asked.scheme, asked.path, asked.method, query)
+        where = "localhost", asked.root_path, "", asked.scheme, asked.path, asked.method, query
+        return _Adapter(self._rules, self.url_map, *where)
+
+
+class _Adapter(MapAdapter):
+    """Werkzeug's, with the rules that each have one path: to search for one leaves a cycle of closures behind."""
+
+    def __init__(self, rules: dict[tuple[str, str, bool], Rule], *args: Any) -> None:
+        super().__init__(*args)
+        self._rules = rules
+
+    def match(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs != {"return_rule": True}:
+            return super().match(*args, **kwargs)
+        asked = self.path_info, self.default_method, self.websocket
+        if (rule := self._rules.get(asked)) is not None:
+            return rule, {}
+        rule, values = super().match(return_rule=True)
+        if rule.rule == self.path_info:  # and not one of the endless ways to write it, nor with something in it
+            self._rules[asked] = rule
+        return rule, values
 
 
 async def whole_body() -> bytes:
