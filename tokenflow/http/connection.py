@@ -19,7 +19,7 @@ from quart.wrappers import Response
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from tokenflow.http.transport import arrived, when_left
+from tokenflow.http.transport import take_body, when_left
 
 
 class Ending:
@@ -57,12 +57,14 @@ class Connection(TrioASGIHTTPConnection):
 
     async def _answer(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> Response | WerkzeugResponse:
         request = self._create_request_from_scope(send)
-        for message in arrived(self.scope):
-            if message["type"] == "http.request":
-                request.body.append(message["body"])
-                if not message["more_body"]:
-                    request.body.set_complete()
-                    return await self.app.handle_request(request)
+
+        def take(data: bytes, more: bool) -> None:
+            request.body.append(data)
+            if not more:
+                request.body.set_complete()
+
+        if take_body(self.scope, take):
+            return await self.app.handle_request(request)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ASGIHTTPConnection.handle_messages, self, request, receive)
             response = await self.app.handle_request(request)

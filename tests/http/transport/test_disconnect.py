@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tokenflow.http.transport import when_left
+from tokenflow.http.transport import take_body, when_left
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 CHUNK = {"type": "http.response.body", "body": b"x", "more_body": True}
@@ -145,6 +145,38 @@ async def test_a_full_inbox_holds_the_body_back_and_loses_nothing(serving, conne
         await wait_all_tasks_blocked(0.02)
         ready.set()
     assert (await client.response())[1] == b"%d" % size
+
+
+async def test_a_body_may_be_taken_as_it_comes(serving, connect):
+    """What is there at once, the rest from the reader's own task; and the request after it anew."""
+    asked = trio.Event()
+
+    async def handler(scope, receive, send):
+        taken, whole = [], trio.Event()
+
+        def take(data, more):
+            taken.append(data)
+            if not more:
+                whole.set()
+
+        await wait_all_tasks_blocked(0.005)
+        assert take_body(scope, take)
+        begun = list(taken)
+        asked.set()
+        await whole.wait()
+        await send(START)
+        await send({**CHUNK, "body": b"|".join([b"".join(begun), b"".join(taken)]), "more_body": False})
+
+    client = await connect(await serving(handler))
+    for _ in range(2):
+        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+        await asked.wait()
+        asked = trio.Event()
+        for _ in range(20):
+            await client.send(b"1\r\nx\r\n")
+            await wait_all_tasks_blocked(0.001)
+        await client.send(b"0\r\n\r\n")
+        assert (await client.response())[1] == b"half|half" + b"x" * 20
 
 
 async def test_the_tasks_end(serving, connect, nursery):

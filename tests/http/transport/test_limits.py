@@ -133,6 +133,28 @@ async def test_a_head_that_drips_is_a_408(serving, connect, traffic, before):
     assert traffic.refused == Counter(header_timeout=1)
 
 
+async def test_a_body_that_drips_wakes_nobody_before_it_is_whole(serving, connect):
+    """Stock: each byte wakes the reader, and it the application."""
+    pieces = []
+
+    async def handler(scope, receive, send):
+        while not pieces or pieces[-1]["more_body"]:
+            pieces.append(await receive())
+        await ok(scope, receive, send)
+
+    client = await connect(await serving(handler))
+    for n in range(1, 3):  # the second request on the connection is as the first
+        await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n")
+        for _ in range(50):
+            await wait_all_tasks_blocked(0.005)
+            assert len(pieces) == 0
+            await client.send(b"x")
+        assert (await client.response())[1] == b"ok"
+        assert b"".join(piece["body"] for piece in pieces) == b"x" * 50
+        assert len(pieces) == 2, n
+        pieces.clear()
+
+
 async def test_who_connects_and_says_nothing_is_closed_without_a_word(serving, connect, traffic):
     client = await connect(await serving(ok, limits=Limits(header_timeout_s=0.1), traffic=traffic))
     assert await client.wait_closed() == b""

@@ -127,6 +127,7 @@ async def test_accepted_sockets_inherit_the_options():
             with listener.accept()[0] as accepted:
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 16 * 1024
                 assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
                 assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 8192  # man 7 socket

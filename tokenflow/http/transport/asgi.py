@@ -8,7 +8,7 @@ overrides that one method and puts an `AppChannel` between the two sides:
 * `send` raises `ClientDisconnected` once the client has left. Hypercorn returns silently and without a checkpoint, so
   that an application which sends in a loop freezes the process.
 * `Direct`, an extension in the scope, is `send` without the wait: for whoever has a token and is not the application's
-  own task. `when_left` and `arrived` are `receive` without a task that waits in it.
+  own task. `when_left` and `take_body` are `receive` without a task that waits in it.
 """
 
 import json
@@ -58,10 +58,17 @@ def when_left(scope: Any, do: Callable[[], object]) -> None:
         offered["when_left"](do)
 
 
-def arrived(scope: Any) -> list[ASGIReceiveEvent]:
-    """What `receive` would return without waiting: of a small request all, nearly always."""
+def take_body(scope: Any, take: Callable[[bytes, bool], object]) -> bool:
+    """Call `take` with each piece of the request's body and whether more will come: what has come now, the rest as it
+    does, from whichever task has it. It must not block, and is to hold no more than it may, for no client waits for it.
+
+    False: the server does not offer it; then they come by `receive`.
+    """
     offered = scope["extensions"].get(_EXTENSION)
-    return [] if offered is None else offered["arrived"]()
+    if offered is None:
+        return False
+    offered["take_body"](take)
+    return True
 
 
 class AppChannel:
@@ -77,6 +84,7 @@ class AppChannel:
         "_is_http",
         "_response_started",
         "_sends",
+        "_take",
         "_watch_hangup",
         "_when_left",
     )
@@ -98,6 +106,7 @@ class AppChannel:
         self._bell: trio.Event | None = None  # while somebody waits for the inbox to change
         self._disconnect: ASGIReceiveEvent | None = None
         self._when_left: Callable[[], object] | None = None
+        self._take: Callable[[bytes, bool], object] | None = None
         self._response_started = False
         self._sends = 0
 
@@ -105,6 +114,9 @@ class AppChannel:
         """Called by the protocol. Waits while the inbox is full; never waits to say that the client has left."""
         if event["type"] in ("http.disconnect", "websocket.disconnect"):
             self._leave(event)
+            return
+        if self._take is not None:
+            self._hand_over(event)
             return
         if len(self._inbox) >= self._inbox_limit:
             await self._wait_for_room()
@@ -133,11 +145,20 @@ class AppChannel:
         else:
             do()
 
-    def arrived(self) -> list[ASGIReceiveEvent]:
-        """As the function of that name."""
+    def take_body(self, take: Callable[[bytes, bool], object]) -> None:
+        """As in the function of that name."""
+        self._take = take
         events, self._inbox = self._inbox, []
         self._ring()
-        return events
+        for event in events:
+            self._hand_over(event)
+
+    def _hand_over(self, event: Any) -> None:
+        take = self._take
+        if not event["more_body"]:
+            self._take = None  # it knows the request, which need not be there for as long as its response
+        if take is not None:
+            take(event["body"], event["more_body"])
 
     def _ring(self) -> None:
         if self._bell is not None:
@@ -198,7 +219,7 @@ class AppChannel:
     def close(self) -> None:
         """The application has ended: let go of the protocol, so that neither keeps the other."""
         self._app_send = _dropped
-        self._when_left = None
+        self._when_left = self._take = None
 
     async def _send_failure(self) -> None:
         if not self._is_http or self._response_started or self._disconnect is not None:
@@ -228,7 +249,7 @@ class AppTasks(TaskGroup):
         assert scope["type"] != "lifespan"
         channel = AppChannel(scope, send, config.max_app_queue_size, self._watch_hangup, self._direct.flush)
         extensions: Any = scope["extensions"]
-        offered = {"direct": self._direct, "when_left": channel.when_left, "arrived": channel.arrived}
+        offered = {"direct": self._direct, "when_left": channel.when_left, "take_body": channel.take_body}
         extensions[_EXTENSION] = offered
         self._channels.add(channel)
         super().spawn(self._run_app, channel, app, config, scope)

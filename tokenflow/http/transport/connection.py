@@ -108,10 +108,10 @@ class Connection:
         "_sock",
         "_stall_s",
         "_state",
-        "_stream",
         "_task_group",
         "_tls",
         "_traffic",
+        "_wake_at",
         "_writer",
         "app",
         "config",
@@ -128,8 +128,8 @@ class Connection:
         config: Config,
         context: WorkerContext,
         state: LifespanState,
-        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream],
         sock: socket.socket,
+        tls: trio.SSLStream[trio.SocketStream] | None,
         *,
         stall_s: float,
         limits: Limits,
@@ -139,14 +139,14 @@ class Connection:
         self.config = config
         self.context = context
         self._state = state
-        self._stream = stream
         self._sock = sock
-        self._tls = isinstance(stream, trio.SSLStream)
-        self._writer = Writer(sock, stream if isinstance(stream, trio.SSLStream) else None, stall_s)
+        self._tls = tls
+        self._writer = Writer(sock, tls, stall_s)
         self._stall_s = stall_s
         self._limits = limits
         self._traffic = traffic
         self._reading = trio.CancelScope()
+        self._wake_at = 1  # bytes: the kernel wakes the reader when it has so many, and at the client's end
         self._idle = True
         self._fresh = True
         self._in_head = False
@@ -177,7 +177,7 @@ class Connection:
                 self.context,
                 self._task_group,
                 ConnectionState(self._state),
-                self._tls,
+                self._tls is not None,
                 self._peer,
                 parse_socket_addr(self._sock.family, self._sock.getsockname()),
                 self.protocol_send,
@@ -206,18 +206,33 @@ class Connection:
         del self.protocol, self._task_group, self._direct  # each has this in it, and would keep it and be kept
 
     async def _handshake(self) -> str | None:
-        if not isinstance(self._stream, trio.SSLStream):
+        if self._tls is None:
             return "http/1.1"
         with trio.fail_after(self.config.ssl_handshake_timeout):
-            await self._stream.do_handshake()
-        protocol: str | None = self._stream.selected_alpn_protocol()
+            await self._tls.do_handshake()
+        protocol: str | None = self._tls.selected_alpn_protocol()
         return protocol
 
     async def _read_data(self) -> None:
-        while data := await self._stream.receive_some(MAX_RECV):
+        while data := await self._receive():
             if not self._finished:
-                await self.protocol.handle(RawData(bytes(data)))
+                await self.protocol.handle(RawData(data))
                 self._watch_head()
+                self._await_body()
+
+    async def _receive(self) -> bytes:
+        """What has come next; nothing at the end. The kernel is asked when it says so: before, it has most often none.
+
+        Raises:
+            OSError, trio.BrokenResourceError, trio.ClosedResourceError: the connection is broken, or closed by us.
+        """
+        if self._tls is not None:
+            return bytes(await self._tls.receive_some(MAX_RECV))
+        while self._sock.fileno() != -1:
+            await trio.lowlevel.wait_readable(self._sock)
+            with suppress(BlockingIOError):
+                return self._sock.recv(MAX_RECV)
+        return b""
 
     def _watch_head(self) -> None:
         """A head that has begun must come to its end, however slowly the rest comes in."""
@@ -227,14 +242,23 @@ class Connection:
             self._reading.deadline = trio.current_time() + self._limits.header_timeout_s
         self._in_head = in_head
 
+    def _await_body(self) -> None:
+        """Have the kernel gather a body that comes in small pieces: thousands that drip would wake this for each."""
+        protocol = self.protocol.protocol
+        wanted = protocol.body_bytes if self._tls is None and isinstance(protocol, CorrectedH11Protocol) else 0
+        wake_at = max(1, min(wanted, MAX_RECV))
+        if wake_at != self._wake_at:
+            self._wake_at = wake_at
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_at)
+
     async def _end(self) -> None:
         """The end is ours. Over TLS the client is told so: without, it can't tell it from a cut (RFC 8446, 6.1)."""
         is_late = self._in_head and not self._finished
         if is_late:
             await self._refuse_late_head()
         with trio.move_on_after(LINGER_S):
-            if isinstance(self._stream, trio.SSLStream):
-                await self._unwrap(self._stream)
+            if self._tls is not None:
+                await self._unwrap(self._tls)
             elif is_late:
                 await self._read_data()
 

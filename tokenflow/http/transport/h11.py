@@ -56,13 +56,21 @@ class _PauseInsteadOfParking:
 class _Connection(h11.Connection):
     """h11's, for which bytes after a connection's last request are a fault of that request. They are nobody's."""
 
+    body_bytes = 0
+    """Of the body that is coming in, if its length was said: what is still to come."""
+
     def next_event(self) -> Any:
         if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
             return h11.NEED_DATA
         try:
-            return super().next_event()
+            event = super().next_event()
         except h11.RemoteProtocolError as error:
             raise error.with_traceback(None)  # noqa: B904  # it is the same; frames that it came through hold it
+        if isinstance(event, h11.Request):
+            self.body_bytes = sum(int(value) for name, value in event.headers if name == b"content-length")
+        elif isinstance(event, h11.Data):
+            self.body_bytes = max(0, self.body_bytes - len(event.data))
+        return event
 
 
 class CorrectedH11Protocol(H11Protocol):
@@ -97,6 +105,11 @@ class CorrectedH11Protocol(H11Protocol):
     def in_head(self) -> bool:
         """A part of a request's head has come, and not the rest."""
         return self.connection.our_state is h11.IDLE and bool(self.connection.trailing_data[0])
+
+    @property
+    def body_bytes(self) -> int:
+        """How much of a body whose length was said is still to come."""
+        return self.connection.body_bytes if isinstance(self.connection, _Connection) else 0
 
     async def _handle_events(self) -> None:
         while self._parsing is not None:

@@ -35,6 +35,7 @@ from .connection import LINGER_S, Connection
 from .limits import Limits, Traffic
 
 MARGIN_S = 1.0
+_UNSENT_BYTES = 16 * 1024
 _ACCEPT_RETRY_S = 0.1
 _ACCEPTS_PER_CHECKPOINT = 16
 # So many refused connections are given a moment to read why; more are just closed.
@@ -65,6 +66,9 @@ def bind(
     listener.setblocking(False)
     # Accepted sockets inherit all of these.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # A client that does not read keeps so little of its answers in the kernel, and is behind that much sooner.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         # Ends what a dead peer leaves in the kernel's buffer, also after the socket is closed.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))
@@ -243,17 +247,17 @@ class _Worker:
         return status
 
     async def _connect(self, sock: socket.socket, address: str) -> None:
-        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        tls: trio.SSLStream[trio.SocketStream] | None = None
         if self._ssl_context is not None:
-            stream = trio.SSLStream(stream, self._ssl_context, server_side=True, https_compatible=True)
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            tls = trio.SSLStream(stream, self._ssl_context, server_side=True, https_compatible=True)
         connection = Connection(
             self._app,
             self._config,
             self._context,
             self._state.copy(),
-            stream,
             sock,
+            tls,
             stall_s=self._stall_s,
             limits=self._limits,
             traffic=self._traffic,
