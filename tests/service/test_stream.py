@@ -17,6 +17,7 @@ from tokenflow.api import EngineInfo, EngineStats, Send, SequenceRequest, Starte
 from tokenflow.core.lifecycle import Admitted, FirstToken, SlotTaken
 from tokenflow.core.states import Phase
 from tokenflow.core.types import Delta
+from tokenflow.dialects.openai_completions import CompletionsEncoder
 from tokenflow.errors import Draining, EngineError, EngineStuck, QueueFull
 from tokenflow.service.records import Ended, Failed
 
@@ -242,6 +243,23 @@ async def test_coalescing_does_not_slow_the_engine_and_the_window_counts_records
         await trio.sleep(30)
         assert len(await reader.read()) == 8, "a reader that takes nothing stops it as ever"
         reader.close()
+
+
+async def test_each_tokens_place_in_the_text_is_known(autojump_clock: MockClock) -> None:
+    """Also behind characters of several tokens."""
+    async with open_rig(one_byte=True, text="wé 👋!") as r:
+        _, reader = await r.open(max_tokens=20, logprobs=0)
+        deltas = [event for _, event in await read_all(reader) if isinstance(event, Delta)]
+    encoder = CompletionsEncoder("id", "m", 0, include_usage=False)
+    frames = b"".join([encoder.delta(0, delta) for delta in deltas])
+    said = [json.loads(line[6:])["choices"][0] for line in frames.decode().split("\n") if line]
+    text = "".join(choice["text"] for choice in said)
+    tokens = [token for choice in said for token in choice["logprobs"]["tokens"]]
+    offsets = [offset for choice in said for offset in choice["logprobs"]["text_offset"]]
+    assert text == "wé 👋!"
+    assert offsets == [0, 1, 2, 2, 3, 4, 4, 4, 4]
+    whole = [(token, offset) for token, offset in zip(tokens, offsets, strict=True) if token.isascii()]
+    assert [text[offset] for _, offset in whole] == [token for token, _ in whole] == ["w", " ", "!"]
 
 
 async def test_n_choices_share_one_window(autojump_clock: MockClock) -> None:

@@ -18,15 +18,20 @@ GIVE_UP_SLOT: Final = -1
 """A limit that asks for more than silence: the engine is to free the slot too, if it can (`release`)."""
 
 
+def _ignore(event: Event) -> None:
+    pass
+
+
 class Send:
     """The sending end of one sequence, a `trio.abc.SendChannel`. Trio's thread only.
 
     Args:
-        on_event: called with each event, in order, at once. What it raises reaches the sender.
+        on_event: called with each event, in order, at once. What it raises reaches the sender. Nothing: a child's
+            `_deliver` has them.
         window: how many events the sequence may be ahead of its reader, at least 1.
     """
 
-    def __init__(self, on_event: Callable[[Event], None], *, window: int) -> None:
+    def __init__(self, on_event: Callable[[Event], None] = _ignore, *, window: int) -> None:
         self._on_event = on_event
         self._window = window
         self._accepted = 0
@@ -178,7 +183,3 @@ class Send:
 
 
 trio.abc.SendChannel.register(Send)  # not its child: compiled, that would have its attributes in a dict
-
-
-def _ignore(event: Event) -> None:
-    pass

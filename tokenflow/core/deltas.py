@@ -10,6 +10,7 @@ LOGPROB_BYTES = 220
 """What Python keeps for a token's log-probability: the tuple, the float, a short text and its bytes (measured)."""
 
 _STR_BYTES: Final = sys.getsizeof("")
+_CONTINUATION: Final = bytes(range(0x80, 0xC0))
 
 
 class TokenLogprob(NamedTuple):
@@ -19,6 +20,11 @@ class TokenLogprob(NamedTuple):
     logprob: float
     bytes: bytes
     top: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def characters(self) -> int:
+        """How many begin in it: one that several tokens make up begins in the first (RFC 3629, section 3)."""
+        return len(self.bytes.translate(None, _CONTINUATION))
 
 
 @dataclass(slots=True, init=False)  # its own __init__: one is made for every token, and a frozen one takes long

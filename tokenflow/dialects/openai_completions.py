@@ -116,7 +116,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 
 def _logprobs_object(entries: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
-    lengths = [len(entry.token) for entry in entries]
+    lengths = [entry.characters for entry in entries]
     return {
         "tokens": [entry.token for entry in entries],
         "token_logprobs": [finite(entry.logprob) for entry in entries],

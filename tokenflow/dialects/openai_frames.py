@@ -137,7 +137,7 @@ class StreamEncoder(Encoder):
         offset = delta.offset
         for text, group in zip_longest(texts, groups):
             logprobs = b"null" if group is None else dumps(self._logprobs(group, offset))
-            offset += sum([len(entry.token) for entry in group or ()])
+            offset += sum([entry.characters for entry in group or ()])
             yield (
                 self._before[index]
                 + utf8(encode_basestring(text or ""))

@@ -24,7 +24,7 @@ class Choice(Send):
     """
 
     def __init__(self, index: int, stream: Stream, window: int, message: MessageReader | None) -> None:
-        super().__init__(_ignore, window=window)
+        super().__init__(window=window)
         self.index = index
         self._stream: Stream | None = stream
         self.message = message
@@ -52,7 +52,7 @@ class Choice(Send):
         """`delta`, with how far its text has come."""
         if delta.logprobs:
             delta = replace(delta, offset=self._offset)
-            self._offset += sum([len(token.token) for token in delta.logprobs])
+            self._offset += sum([token.characters for token in delta.logprobs])
         return delta
 
     def finish_message(self) -> Delta | None:
@@ -70,7 +70,3 @@ class Choice(Send):
     def let_go(self) -> None:
         super().let_go()
         self._stream = None
-
-
-def _ignore(event: Event) -> None:
-    pass
