@@ -29,6 +29,7 @@ REFUSED = [
     pytest.param(400, request("?a=1"), id="no slash, query"),
     pytest.param(400, request("quick"), id="no slash"),
     pytest.param(400, request("http://x?a=1"), id="absolute, no slash"),
+    pytest.param(421, request("http://x@y/"), id="absolute, no host"),
     pytest.param(400, request("*"), id="asterisk for GET"),
     pytest.param(400, request("x:80", method="CONNECT"), id="CONNECT"),
     *(pytest.param(421, request(host=f"x{c}y"), id=f"host with {c}") for c in "/?#@\\"),
@@ -148,3 +149,18 @@ async def test_a_client_that_leaves_is_not_an_error(serving, connect, caplog):
     with trio.fail_after(1):
         await ended.wait()
     assert not caplog.records
+
+
+async def test_a_targets_own_host_counts(serving, connect):
+    """Stock: the header's, whatever the target says."""
+
+    async def handler(scope, receive, send):
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b" ".join(hosts)})
+
+    client = await connect(await serving(handler))
+    await client.send(request("http://Y:80/a://z", host="x"))
+    assert (await client.response())[1] == b"Y:80"
+    await client.send(request("/a://z", host="x"))
+    assert (await client.response())[1] == b"x"

@@ -141,7 +141,7 @@ class CorrectedH11Protocol(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         self._is_head = request.method == b"HEAD"
-        headers = list(request.headers)
+        headers = _with_host_of(request.target, list(request.headers))
         if (status := refusal(request.method, request.target, headers, self._limits)) is not None:
             await self.refuse(status)
             return
@@ -216,6 +216,14 @@ class CorrectedH11Protocol(H11Protocol):
         if not without_body:
             await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+
+def _with_host_of(target: bytes, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """A target in absolute form says whose it is, and a Host beside it counts for nothing (RFC 9112 section 3.2.2)."""
+    if target.startswith(b"/") or b"://" not in target:
+        return headers
+    authority = target.split(b"/", 3)[2]
+    return [(b"host", authority), *[header for header in headers if header[0] != b"host"]]
 
 
 def _asks_for_websocket(headers: list[tuple[bytes, bytes]], method: bytes) -> bool:
