@@ -30,3 +30,13 @@ async def test_no_handler_blocks() -> None:
         found = list(functions(create_app(rig.service)))
         assert len(found) > 20
         assert [function for function in found if not iscoroutinefunction(function)] == []
+
+
+async def test_a_path_spelled_like_a_rule_is_a_path() -> None:
+    """Not the rule's own: what stands for the id is an id, and asked for again it still is."""
+    async with open_rig() as rig:
+        client = create_app(rig.service).test_client()
+        for path in ("/v1/streams/<id>", "/v1/models/<path:id>", "/v1/models", "/v1/models"):
+            for _ in range(2):
+                answer = await client.get(path)
+                assert answer.status_code == (200 if path == "/v1/models" else 404), path

@@ -63,8 +63,11 @@ class Connection(TrioASGIHTTPConnection):
             if not more:
                 request.body.set_complete()
 
-        if take_body(self.scope, take):
-            return await self.app.handle_request(request)
+        if (stop := take_body(self.scope, take)) is not None:
+            try:
+                return await self.app.handle_request(request)
+            finally:
+                stop()  # what nobody has wanted by now is not taken: the client is held back
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ASGIHTTPConnection.handle_messages, self, request, receive)
             response = await self.app.handle_request(request)

@@ -57,7 +57,7 @@ class _Adapter(MapAdapter):
         if (rule := self._rules.get(asked)) is not None:
             return rule, {}
         rule, values = super().match(return_rule=True)
-        if rule.rule == self.path_info:  # and not one of the endless ways to write it, nor with something in it
+        if not rule.arguments and rule.rule == self.path_info:  # a path can be written in ways without end
             self._rules[asked] = rule
         return rule, values
 

@@ -1,5 +1,7 @@
 """A client's leaving reaches the application, in every state and however it leaves."""
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -147,9 +149,8 @@ async def test_a_full_inbox_holds_the_body_back_and_loses_nothing(serving, conne
     assert (await client.response())[1] == b"%d" % size
 
 
-async def test_a_body_may_be_taken_as_it_comes(serving, connect):
-    """What is there at once, the rest from the reader's own task; and the request after it anew."""
-    asked = trio.Event()
+def takes_body(ready):
+    """A handler that takes its body once `ready()` returns, and answers with it."""
 
     async def handler(scope, receive, send):
         taken, whole = [], trio.Event()
@@ -159,24 +160,57 @@ async def test_a_body_may_be_taken_as_it_comes(serving, connect):
             if not more:
                 whole.set()
 
-        await wait_all_tasks_blocked(0.005)
-        assert take_body(scope, take)
-        begun = list(taken)
-        asked.set()
+        await ready()
+        stop = take_body(scope, take)
         await whole.wait()
+        stop()
         await send(START)
-        await send({**CHUNK, "body": b"|".join([b"".join(begun), b"".join(taken)]), "more_body": False})
+        await send({**CHUNK, "body": b"".join(taken), "more_body": False})
 
-    client = await connect(await serving(handler))
+    return handler
+
+
+async def test_a_body_may_be_taken_as_it_comes(serving, connect):
+    """What is there at once, the rest from the reader's own task; and the request after it anew."""
+    client = await connect(await serving(takes_body(trio.lowlevel.checkpoint)))
     for _ in range(2):
         await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
-        await asked.wait()
-        asked = trio.Event()
         for _ in range(20):
             await client.send(b"1\r\nx\r\n")
             await wait_all_tasks_blocked(0.001)
         await client.send(b"0\r\n\r\n")
-        assert (await client.response())[1] == b"half|half" + b"x" * 20
+        assert (await client.response())[1] == b"half" + b"x" * 20
+
+
+@pytest.mark.parametrize("pieces", [8, 9, 10, 11, 12, 30])
+async def test_a_body_in_many_pieces_is_taken_whole(serving, connect, pieces):
+    """Also where the reader waits with one of them, since more have come than are kept for who does not take them."""
+    ready = partial(wait_all_tasks_blocked, 0.01)
+    client = await connect(await serving(takes_body(ready)))
+    said = [b"%d," % n for n in range(pieces)]
+    chunks = b"".join([b"%x\r\n%b\r\n" % (len(piece), piece) for piece in said])
+    await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+    assert (await client.response())[1] == b"".join(said)
+
+
+async def test_a_body_that_nobody_takes_any_more_holds_its_client_back(serving, connect):
+    taken, done = [], trio.Event()
+
+    async def handler(scope, receive, send):
+        stop = take_body(scope, lambda data, more: taken.append(data))
+        stop()
+        await send({**START, "headers": []})
+        await send(CHUNK)
+        await done.wait()
+
+    client = await connect(await serving(handler))
+    await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await client.stream.receive_some()
+    with trio.move_on_after(0.3) as patience:
+        for _ in range(1000):
+            await client.send(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+    assert patience.cancelled_caught and not taken
+    done.set()
 
 
 async def test_the_tasks_end(serving, connect, nursery):

@@ -9,7 +9,7 @@ import trio
 import trio.lowlevel
 from trio.testing import wait_all_tasks_blocked
 
-from tokenflow.http.transport import Limits, Traffic
+from tokenflow.http.transport import Limits, Traffic, connection
 
 
 async def ok(scope, receive, send):
@@ -131,6 +131,31 @@ async def test_a_head_that_drips_is_a_408(serving, connect, traffic, before):
         nursery.cancel_scope.cancel()
     assert 0.15 < trio.current_time() - began < 1.5
     assert traffic.refused == Counter(header_timeout=1)
+
+
+async def test_half_a_head_that_came_with_the_request_before_is_a_408(serving, connect, traffic):
+    """Stock: waits for it for ever."""
+    client = await connect(await serving(ok, limits=Limits(header_timeout_s=0.2), traffic=traffic))
+    await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HT")
+    assert (await client.response())[1] == b"ok"
+    await refused(client, 408)
+    assert traffic.refused == Counter(header_timeout=1)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 70_000, 1_000_000])
+async def test_an_answer_before_the_end_of_the_body_is_not_followed_by_a_reset(
+    serving, connect, traffic, monkeypatch, size
+):
+    """What comes meanwhile is read: a reset may destroy the answer on its way (RFC 9112 section 9.6)."""
+    monkeypatch.setattr(connection, "LINGER_S", 0.05)
+    client = await connect(await serving(ok, traffic=traffic))
+    await client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n")
+    head, body = await client.response()
+    assert body == b"ok" and (b"connection", b"close") in head.headers
+    await client.send(b"x" * size)
+    while traffic.connections:
+        await wait_all_tasks_blocked(0.005)
+    assert client.stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
 
 
 async def test_a_body_that_drips_wakes_nobody_before_it_is_whole(serving, connect):

@@ -58,17 +58,18 @@ def when_left(scope: Any, do: Callable[[], object]) -> None:
         offered["when_left"](do)
 
 
-def take_body(scope: Any, take: Callable[[bytes, bool], object]) -> bool:
+def take_body(scope: Any, take: Callable[[bytes, bool], object]) -> Callable[[], None] | None:
     """Call `take` with each piece of the request's body and whether more will come: what has come now, the rest as it
-    does, from whichever task has it. It must not block, and is to hold no more than it may, for no client waits for it.
+    does, from whichever task has it, until what this returns is called. `take` must not block, and is to hold no more
+    than it may, for it holds no client back.
 
-    False: the server does not offer it; then they come by `receive`.
+    None: the server does not offer it; then they come by `receive`.
     """
     offered = scope["extensions"].get(_EXTENSION)
     if offered is None:
-        return False
-    offered["take_body"](take)
-    return True
+        return None
+    stop: Callable[[], None] = offered["take_body"](take)
+    return stop
 
 
 class AppChannel:
@@ -115,12 +116,11 @@ class AppChannel:
         if event["type"] in ("http.disconnect", "websocket.disconnect"):
             self._leave(event)
             return
-        if self._take is not None:
-            self._hand_over(event)
-            return
-        if len(self._inbox) >= self._inbox_limit:
+        if self._take is None and len(self._inbox) >= self._inbox_limit:
             await self._wait_for_room()
-        if self._disconnect is None:
+        if self._take is not None:  # perhaps since it began to wait
+            self._hand_over(event)
+        elif self._disconnect is None:
             self._inbox.append(event)
             self._ring()
 
@@ -145,20 +145,21 @@ class AppChannel:
         else:
             do()
 
-    def take_body(self, take: Callable[[bytes, bool], object]) -> None:
+    def take_body(self, take: Callable[[bytes, bool], object]) -> Callable[[], None]:
         """As in the function of that name."""
         self._take = take
         events, self._inbox = self._inbox, []
         self._ring()
         for event in events:
             self._hand_over(event)
+        return self._leave_body
+
+    def _leave_body(self) -> None:
+        self._take = None
 
     def _hand_over(self, event: Any) -> None:
-        take = self._take
-        if not event["more_body"]:
-            self._take = None  # it knows the request, which need not be there for as long as its response
-        if take is not None:
-            take(event["body"], event["more_body"])
+        if self._take is not None:
+            self._take(event["body"], event["more_body"])
 
     def _ring(self) -> None:
         if self._bell is not None:

@@ -43,6 +43,10 @@ from .writer import Writer
 # reset, which can destroy the response on its way (RFC 9112 section 9.6).
 LINGER_S = 1.0
 
+# The most of a body that the kernel gathers before it wakes the reader. With more it does not see how fast the client
+# could send, and keeps its window small: 64 KiB a round trip, and no longer what the network can do.
+GATHER_BYTES = 4096
+
 # What the network does, as opposed to what a bug does.
 _NETWORK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
@@ -244,12 +248,16 @@ class Connection:
 
     def _await_body(self) -> None:
         """Have the kernel gather a body that comes in small pieces: thousands that drip would wake this for each."""
-        protocol = self.protocol.protocol
-        wanted = protocol.body_bytes if self._tls is None and isinstance(protocol, CorrectedH11Protocol) else 0
-        wake_at = max(1, min(wanted, MAX_RECV))
-        if wake_at != self._wake_at:
-            self._wake_at = wake_at
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_at)
+        protocol, wanted = self.protocol.protocol, 0
+        if not self._finished and self._tls is None and isinstance(protocol, CorrectedH11Protocol):
+            wanted = protocol.body_bytes
+        self._set_wake_at(max(1, min(wanted, GATHER_BYTES)))
+
+    def _set_wake_at(self, count: int) -> None:
+        if count != self._wake_at:
+            self._wake_at = count
+            with suppress(OSError):  # it is closed
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     async def _end(self) -> None:
         """The end is ours. Over TLS the client is told so: without, it can't tell it from a cut (RFC 8446, 6.1)."""
@@ -349,6 +357,8 @@ class Connection:
         else:
             timeout_s = self.config.keep_alive_timeout if idle else math.inf
             self._reading.deadline = trio.current_time() + timeout_s
+            self._in_head = False
+            self._watch_head()  # of the next request's head a part may be there
 
     def _finish(self) -> None:
         """Everything is said: send a FIN, then wait a little for the client's. Over TLS the reader does both."""
@@ -356,6 +366,7 @@ class Connection:
         if self._tls:
             self._reading.cancel()
             return
+        self._set_wake_at(1)  # what still comes is to be read: see LINGER_S
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         self._reading.deadline = trio.current_time() + LINGER_S

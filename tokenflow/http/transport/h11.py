@@ -167,8 +167,10 @@ class CorrectedH11Protocol(H11Protocol):
         self.keep_alive_requests += 1
 
     async def stream_send(self, event: StreamEvent) -> None:
-        if isinstance(event, Response) and event.status_code >= 200 and self.context.terminated.is_set():
-            event.headers.append((b"connection", b"close"))  # draining: the client should not wait for another
+        last = self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY
+        if isinstance(event, Response) and event.status_code >= 200 and last:
+            # Draining, or this request has not come to its end: the client should not wait for another answer.
+            event.headers.append((b"connection", b"close"))
         await super().stream_send(event)
 
     async def refuse(self, status: int) -> None:
