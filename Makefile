@@ -22,7 +22,11 @@ ALONE      := tests/e2e plugins/llamacpp tests/http/test_cuts.py
 WITH_COMPILED := tests/core tests/api tests/dialects tests/service tests/http tests/cases plugins/synthetic \
   plugins/llamacpp
 
-.PHONY: serve compiled test test-compiled check stress soak bench model clean
+# A newer Python gets newer releases of what is required. This is the newest here.
+NEWEST = $(firstword $(foreach minor,15 14 13 12,$(wildcard ~/.pyenv/versions/3.$(minor).*/bin/python) \
+  $(shell command -v python3.$(minor))))
+
+.PHONY: serve compiled test test-compiled test-newest check stress soak bench model clean
 
 serve: model
 	$(BIN)/tokenflow serve -c conf/tokenflow.toml
@@ -36,6 +40,11 @@ test-compiled: $(COMPILED)/.installed
 	$(SAFELY) $(COMPILED)/bin/python -m pytest --compiled -o pythonpath= -m "not stress and not model" -n 2 \
 	  --ignore=tests/http/test_cuts.py $(WITH_COMPILED) $(ARGS)
 	$(SAFELY) $(COMPILED)/bin/python -m pytest --compiled -o pythonpath= -m "not stress" tests/http/test_cuts.py $(ARGS)
+
+test-newest:
+	@test -n "$(NEWEST)" || echo "NOT TESTED: there is no Python here that is newer than 3.11" >&2
+	test -z "$(NEWEST)" || { $(MAKE) .venv-newest/.installed && .venv-newest/bin/python -m pytest -n 2 \
+	  -m "not stress and not model" --ignore=tests/http/test_cuts.py tests/cli $(WITH_COMPILED) $(ARGS); }
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -93,6 +102,12 @@ compiled: $(COMPILED)/.installed model
 	$(BIN)/python -m pip install --quiet --no-deps --group rig-bare $(RIGGED:%=-e %)
 	$(BIN)/python -m pip install --quiet "$(TORCH)" --group rig || \
 	  echo "$(TORCH) could not be installed: the tests of the exllama plugins will be skipped" >&2
+	@touch $@
+
+.venv-newest/.installed: pyproject.toml $(wildcard plugins/*/pyproject.toml)
+	test -x .venv-newest/bin/python || $(NEWEST) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade pip
+	.venv-newest/bin/python -m pip install --quiet -e . $(PLUGINS:%=-e plugins/%) --group dev
 	@touch $@
 
 # The oldest openai client of the last year, beside the newest in .venv.
