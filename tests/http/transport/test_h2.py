@@ -447,6 +447,7 @@ async def test_a_body_without_end_after_the_answer_is_ended(serving, connect_h2)
 
 REFUSED = [
     pytest.param(400, {"path": "?a=1"}, id="no slash"),
+    pytest.param(400, {"path": "http://y/"}, id="absolute"),
     pytest.param(400, {"path": "/\xff"}, id="target not ASCII"),
     pytest.param(400, {"method": "G\xff"}, id="method not ASCII"),
     pytest.param(421, {"authority": "x@y"}, id="strange host"),
@@ -641,6 +642,13 @@ async def test_an_upgrade_from_http_1_1(serving, connect):
 async def test_an_upgrade_with_settings_that_do_not_hold_is_ignored(serving, connect, settings):
     client = await connect(await serving(ok))
     await client.get("/", UPGRADE + settings)
+    assert (await client.response())[1] == b"ok"
+
+
+async def test_an_upgrade_for_a_target_in_absolute_form_is_ignored(serving, connect):
+    """HTTP/2 has no such paths; and the host is the target's, not the header's."""
+    client = await connect(await serving(ok))
+    await client.get("http://y/", f"{UPGRADE}HTTP2-Settings: AAMAAABk\r\n")
     assert (await client.response())[1] == b"ok"
 
 

@@ -135,8 +135,9 @@ class CorrectedH11Protocol(H11Protocol):
     async def _check_protocol(self, event: h11.Request) -> None:
         # A change to HTTP/2 is the connection's first request or none. Later it may be a held one, parsed by a task
         # that cannot replace the protocol; the upgrade is then ignored, as RFC 9110 section 7.8 allows.
-        # So is one with settings that do not hold (RFC 7540 section 3.2.1).
-        if self.keep_alive_requests == 0 and (event.method == b"PRI" or _asks_for_h2c(event)):
+        # So is one with settings that do not hold (RFC 7540 section 3.2.1), or for a target that HTTP/2 has not.
+        h2c = event.target.startswith(b"/") and _asks_for_h2c(event)
+        if self.keep_alive_requests == 0 and (event.method == b"PRI" or h2c):
             await super()._check_protocol(event)
 
     async def _create_stream(self, request: h11.Request) -> None:

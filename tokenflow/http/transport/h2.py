@@ -202,6 +202,8 @@ class CorrectedH2Protocol(H2Protocol):
     ) -> int | None:
         if method == b"CONNECT" and pseudo.get(b":protocol") != b"websocket":
             return 501
+        if not path.startswith(b"/") and path != b"*":
+            return 400  # RFC 9113 section 8.3.1: whose it is, `:authority` says
         return refusal(method, path, headers, self._limits)
 
     def _refuse(self, stream_id: int, status: int, *, with_body: bool, ended: bool) -> None:
