@@ -34,7 +34,7 @@ def serve_command(path: Path | None, sets: tuple[str, ...], host: str | None, po
     trio.run(partial(run, loaded.config, registry, on_ready=partial(announce, loaded.config)))
 
 
-GC_THRESHOLDS = (25_000, 0, 100)
+GC_THRESHOLDS = (25_000, 0, 30)
 """Connections leave no cycles behind (the tests count them), so collecting seldom costs no memory. With Python's own
 thresholds, collections that find nothing take a third of what opening a stream costs. What has survived two is old:
 each pass over the young is a pause for every stream, and thousands of idle connections are young for ever."""

@@ -248,8 +248,11 @@ def _settings_hold(request: h11.Request) -> bool:
     values = [value for name, value in request.headers if name == b"http2-settings"]
     if len(values) != 1 or not _BASE64URL.fullmatch(values[0]):
         return False
+    tried = H2Connection(H2Configuration(client_side=False))
     try:
-        H2Connection(H2Configuration(client_side=False)).initiate_upgrade_connection(values[0])
+        tried.initiate_upgrade_connection(values[0])
     except (ValueError, H2Error, HyperframeError):
         return False
+    finally:
+        vars(tried).clear()  # its tables hold what holds them
     return True

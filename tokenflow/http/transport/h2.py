@@ -11,6 +11,7 @@ take turns frame by frame (RFC 9113 deprecates priorities).
 * Going away (draining, or after enough requests) refuses new streams and lets those that live end.
 """
 
+import sys
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,12 @@ class _Connection(H2Connection):
             self.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
             raise ProtocolError("a frame longer than was agreed")
         return events
+
+    def _stream_is_closed_by_reset(self, stream_id: int) -> bool:
+        # Asked where the library handles the error that says so. The frames that it came through hold it, and all else.
+        if (error := sys.exception()) is not None:
+            error.__traceback__ = None
+        return super()._stream_is_closed_by_reset(stream_id)
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[H2Event]]:
         # The library would send nothing more. But who goes away may wait for the streams there are (section 6.8).
