@@ -1,7 +1,7 @@
 """Quart-Trio without what it does anew for every request, and nobody here needs.
 
-It would look for handlers that block and for hosts with routes of their own, find routes by a search that leaves a cycle
-behind, and wait for a body that is there.
+It would look for handlers that block and for hosts with routes of their own, find routes by a search that leaves a
+cycle behind, and wait for a body that is there.
 """
 
 from __future__ import annotations
