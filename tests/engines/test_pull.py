@@ -195,8 +195,21 @@ def test_pip_is_told_of_no_index_and_leaves_no_cache(cache: Path, pip: Pip, tmp_
 
 
 def test_files_that_vanish_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a file nor a folder: pip removes its own while its progress is looked for."""
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
-    assert pulling._largest(tmp_path) == 0
+    (tmp_path / "part").write_bytes(b"x" * 12)
+    (tmp_path / "going").mkdir()
+    (tmp_path / "staying").mkdir()
+    (tmp_path / "staying" / "wheel").write_bytes(b"x" * 1234)
+    real = os.scandir
+
+    def removed_before_it_is_read(path: Path | str) -> object:
+        if Path(path).name == "going":
+            os.rmdir(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", removed_before_it_is_read)
+    assert pulling._largest(tmp_path) == 1234
 
 
 # --- what came ------------------------------------------------------------------------------------------------------

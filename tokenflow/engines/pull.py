@@ -12,14 +12,13 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -180,15 +179,12 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, progress: Progress) -
 
 def _largest(folder: Path) -> int:
     """The size of the file that is growing: nothing else in there comes near it."""
-    sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            status = path.stat()
-        except OSError:  # gone since it was listed
-            continue
-        if stat.S_ISREG(status.st_mode):
-            sizes.append(status.st_size)
-    return max(sizes)
+    largest = 0
+    for parent, _, names in os.walk(folder):  # pip removes its folders while we look: walk() passes over what is gone
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, os.path.getsize(os.path.join(parent, name)))
+    return largest
 
 
 _NO_NETWORK = re.compile(r"connection|timed out|name resolution|network is unreachable|proxy|ssl", re.IGNORECASE)
