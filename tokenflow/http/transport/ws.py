@@ -51,6 +51,8 @@ class CorrectedWSStream(WSStream):
         if isinstance(event, StreamClosed):
             self._gone.set()
         await super().handle(event)
+        if isinstance(event, StreamClosed) and self.handshake.accepted:
+            vars(self.connection._proto).pop("_parse_more", None)  # it has in it what has it
         if isinstance(event, Request) and self.closed:  # refused, and nobody else would end the connection
             await self.send(StreamClosed(stream_id=self.stream_id))
 
