@@ -118,9 +118,7 @@ class AppChannel:
             return
         if self._take is None and len(self._inbox) >= self._inbox_limit:
             await self._wait_for_room()
-        if self._take is not None:  # perhaps since it began to wait
-            self._hand_over(event)
-        elif self._disconnect is None:
+        if not self._hand_over(event) and self._disconnect is None:  # perhaps it takes since this began to wait
             self._inbox.append(event)
             self._ring()
 
@@ -157,9 +155,12 @@ class AppChannel:
     def _leave_body(self) -> None:
         self._take = None
 
-    def _hand_over(self, event: Any) -> None:
-        if self._take is not None:
-            self._take(event["body"], event["more_body"])
+    def _hand_over(self, event: Any) -> bool:
+        """Whether somebody takes it."""
+        if self._take is None:
+            return False
+        self._take(event["body"], event["more_body"])
+        return True
 
     def _ring(self) -> None:
         if self._bell is not None:
