@@ -32,7 +32,7 @@ class OneLine(logging.Formatter):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             text += f" ({_summary(error)})"
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        line = text if text.isprintable() else _escaped(text)
         return f"{line}\n{''.join(traceback.format_exception(error)).rstrip()}" if self.traces and error else line
 
 
@@ -43,6 +43,10 @@ def start_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The client library tells of every request it makes; that is for debugging alone.
     logging.getLogger("httpx2").setLevel(logging.WARNING if level != "debug" else logging.DEBUG)
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _summary(error: BaseException) -> str:
