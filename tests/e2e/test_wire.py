@@ -200,6 +200,24 @@ async def test_what_http_itself_refuses_has_the_envelope(port: int, what: str) -
     assert (answer.head["allow"] is not None) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("target", "status", "code", "words"),
+    [
+        ("/v1/nowhere", 404, "not_found", "There is no such route."),
+        ("/v1/models", 400, "bad_request", "This route is no WebSocket; ask for it without an upgrade."),
+        (COMPLETIONS, 405, "method_not_allowed", "This route does not take that method; `Allow` says which it takes."),
+    ],
+)
+async def test_a_websocket_where_there_is_none(port: int, target: str, status: int, code: str, words: str) -> None:
+    """Its connection ends after the answer, and the answer says so (RFC 9112 section 9.6)."""
+    asked = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+    async with connect(port) as wire:
+        answer = await wire.ask("GET", target, headers=asked | {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="})
+        assert (answer.status, answer.error["code"], answer.error["message"]) == (status, code, words)
+        assert answer.head["connection"] == "close"
+        assert await wire.closed() == b""
+
+
 async def test_a_refusal_is_one_line_in_the_log(server: Server) -> None:
     """A path may hold line ends and terminal codes; the log's lines stay ours."""
     for path in ("%0d%0aforged", "forged%1b%5b2J%e2%80%a8forged%9b"):

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from quart import Response
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge, RequestTimeout
+from werkzeug.routing import WebsocketMismatch
 
 from tokenflow.dialects.errors import envelope, error_headers, error_status
 from tokenflow.dialects.openai_frames import utf8
@@ -34,11 +35,12 @@ def refusal(error: TokenflowError) -> Response:
     return answer(envelope(error), status=error_status(error), headers=error_headers(error))
 
 
-_WORDS = {
-    404: "There is no such route.",
-    405: "This route does not take that method; `Allow` says which it takes.",
-    408: "The body did not arrive in time.",
-    413: "The body is larger than this server takes.",
+_WORDS: dict[type[HTTPException], str] = {
+    NotFound: "There is no such route.",
+    MethodNotAllowed: "This route does not take that method; `Allow` says which it takes.",
+    RequestTimeout: "The body did not arrive in time.",
+    RequestEntityTooLarge: "The body is larger than this server takes.",
+    WebsocketMismatch: "This route is no WebSocket; ask for it without an upgrade.",
 }
 """For people who wrote a client, where werkzeug's are for people before a browser."""
 
@@ -46,7 +48,7 @@ _WORDS = {
 def http_refusal(error: HTTPException) -> Response:
     """What HTTP itself refuses (no such route, wrong method, body too large or too slow), in the same envelope."""
     code = error.code or 500
-    words = _WORDS.get(code) or error.description or error.name
+    words = _WORDS.get(type(error)) or error.description or error.name
     ours = TokenflowError(words, code=error.name.lower().replace(" ", "_"))
     body = envelope(ours)
     if code < 500:

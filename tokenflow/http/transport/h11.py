@@ -168,11 +168,16 @@ class CorrectedH11Protocol(H11Protocol):
         self.keep_alive_requests += 1
 
     async def stream_send(self, event: StreamEvent) -> None:
-        last = self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY
-        if isinstance(event, Response) and event.status_code >= 200 and last:
-            # Draining, or this request has not come to its end: the client should not wait for another answer.
+        if isinstance(event, Response) and event.status_code >= 200 and self._is_last:
             event.headers.append((b"connection", b"close"))
         await super().stream_send(event)
+
+    @property
+    def _is_last(self) -> bool:
+        """The client should not wait for another answer: it is draining, this request has not come to its end, or was
+        for a WebSocket."""
+        their_state, is_websocket = self.connection.their_state, isinstance(self.connection, H11WSConnection)
+        return self.context.terminated.is_set() or their_state is h11.SEND_BODY or is_websocket
 
     async def refuse(self, status: int) -> None:
         """Answer a request that is not one, and be done with this connection."""

@@ -158,11 +158,7 @@ class CorrectedWSStream(WSStream):
 
     async def _send_error_response(self, status_code: int) -> None:
         body = error_body(status_code, _MESSAGES.get(status_code, "The server failed; its log says why."))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-        ]
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if status_code == 400:
             headers.append((b"sec-websocket-version", b"13"))  # RFC 6455 section 4.4
         await self.send(Response(stream_id=self.stream_id, status_code=status_code, headers=headers))
