@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from trio.testing import MockClock
 
 from tests.service.conftest import STEP_S, open_rig, read_all
 from tokenflow.api import EngineInfo, EngineStats, Send, SequenceRequest, Started
+from tokenflow.cli.logs import OneLine
 from tokenflow.core.lifecycle import Admitted, FirstToken, SlotTaken
 from tokenflow.core.states import Phase
 from tokenflow.core.types import Delta
@@ -379,6 +381,19 @@ async def test_what_follows_an_engines_failure_does_not_rename_it(autojump_clock
         await r.settle()
         record = r.sink.ended(stream.identity.id)
         assert (record.reason, record.code, record.by) == ("error", "engine_error", "engine")
+
+
+async def test_a_fault_in_an_engines_code_is_logged_with_its_place(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def generate(request: SequenceRequest, send: Send) -> None:
+        raise NameError("name 'promt' is not defined")
+
+    async with open_rig(open_engine=opener(generate, slots=1)) as r:
+        _, reader = await r.open()
+        assert (await read_all(reader))[-1][1].error.message.endswith("NameError: name 'promt' is not defined")
+    (line,) = [OneLine(traces=False).format(record) for record in caplog.records if record.levelno == logging.ERROR]
+    assert "the engine failed (NameError: name 'promt' is not defined at " in line and __file__ in line
 
 
 async def test_draining_refuses_new_work_and_ends_old_work_in_time(autojump_clock: MockClock) -> None:

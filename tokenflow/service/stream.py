@@ -459,6 +459,9 @@ class Stream:
         try:
             await engine.generate(request, choice)
         except Exception as exc:
+            cause = first_error(exc)
+            if not isinstance(cause, TokenflowError):  # a fault in the engine's code: its author wants the place
+                log.error("%s: the engine failed", self.identity.id, exc_info=cause)
             if not self._called_off and self._failure is None:
                 self._failure = exc  # whatever comes while the others are cancelled does not rename it
             raise
