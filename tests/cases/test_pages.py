@@ -221,7 +221,7 @@ async def test_a_page_from_elsewhere(server: Server, page: dict[str, str]) -> No
 
 
 async def test_probes_may_call_it_what_they_like(port: int) -> None:
-    for probe in ("/health/live", "/health/ready"):
+    for probe in ("/health", "/health/live", "/health/ready"):
         assert (await ask(port, "GET", probe, headers={"Host": "10.1.2.3:8000", "Origin": STRANGER})).status == 200
 
 

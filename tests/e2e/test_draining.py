@@ -168,8 +168,9 @@ async def newcomer(server: Server, task_status: trio.TaskStatus[None]) -> None:
     async with connect(server.port) as early:
         task_status.started()
         await noticed(server)
-        ready = await ask(server.port, "GET", "/health/ready")
-        assert (ready.status, ready.json["reason"]) == (503, "draining")
+        for probe in ("/health", "/health/ready"):
+            ready = await ask(server.port, "GET", probe)
+            assert (ready.status, ready.json["reason"]) == (503, "draining")
         async with connect(server.port) as late:
             for wire in early, late:
                 refused = await wire.ask("POST", CHAT, chat("hello"))

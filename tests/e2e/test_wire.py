@@ -200,10 +200,13 @@ async def test_what_http_itself_refuses_has_the_envelope(port: int, what: str) -
     assert (answer.head["allow"] is not None) == (status == 405)
 
 
+NO_ROUTE = "There is no route '/v1/nowhere'; those of the API begin with /v1/ and end without a slash."
+
+
 @pytest.mark.parametrize(
     ("target", "status", "code", "words"),
     [
-        ("/v1/nowhere", 404, "not_found", "There is no such route."),
+        ("/v1/nowhere", 404, "not_found", NO_ROUTE),
         ("/v1/models", 400, "bad_request", "This route is no WebSocket; ask for it without an upgrade."),
         (COMPLETIONS, 405, "method_not_allowed", "This route does not take that method; `Allow` says which it takes."),
     ],
@@ -429,7 +432,7 @@ async def test_keys(serve: Serve) -> None:
                 assert_unauthorized(await asked_with(port, method, target, wrong), "invalid_api_key")
             for none in ("Bearer", "Basic c2stcmlnaHQ=", "sk-right", ""):
                 assert_unauthorized(await asked_with(port, method, target, none), "missing_api_key")
-        for probe in ("/health/live", "/health/ready"):
+        for probe in ("/health", "/health/live", "/health/ready"):
             assert (await ask(port, "GET", probe)).json == {"status": "ok"}
         for right in ("Bearer sk-right", "bearer sk-right"):
             assert (await asked_with(port, "GET", "/v1/models", right)).status == 200

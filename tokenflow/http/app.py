@@ -96,7 +96,7 @@ async def _refuse_http(traffic: Traffic, error: HTTPException) -> Response:
     if error.code in BODY_REASONS:
         traffic.refused[BODY_REASONS[error.code]] += 1
     _without_frames(error)
-    return http_refusal(error)
+    return http_refusal(error, (request if has_request_context() else websocket).path)
 
 
 def _without_frames(error: Exception) -> None:

@@ -17,7 +17,7 @@ from quart.wrappers import Websocket
 from tokenflow.config.model import AuthConfig
 from tokenflow.errors import Unauthorized
 
-OPEN = frozenset({"/health/live", "/health/ready"})
+OPEN = frozenset({"/health", "/health/live", "/health/ready"})
 NOBODY = "-"
 KEY_PROTOCOL = "openai-insecure-api-key."
 

@@ -18,6 +18,7 @@ def register(app: QuartTrio, service: Service, traffic: Traffic) -> None:
     async def live() -> Response:
         return answer({"status": "ok"})
 
+    @app.get("/health")  # what probes made for vLLM and llama-server ask
     @app.get("/health/ready")
     async def ready() -> Response:
         why = await service.not_ready()
