@@ -172,6 +172,14 @@ def test_a_request_without_tools_on_a_model_that_does_not_reason_needs_no_reader
         assert (model(name).reader(prompt, [], "seed") is not None) is needed, name
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_template_teaches_is_what_the_model_can_do(name: str) -> None:
+    form = FORMS[name]
+    tools = {"tools"} if form["tool calls"] != "none" else set()
+    reasons = form["reasoning"] != "none" or form["tool calls"] == "harmony"
+    assert model(name).capabilities == {"chat"} | tools | ({"reasoning"} if reasons else set())
+
+
 def test_a_template_for_tools_is_taken_where_there_are_tools() -> None:
     templates = {"default": "plain", "tool_use": "{{ tools[0].function.name }}<tool_call>"}
     talk = ChatModel(templates)

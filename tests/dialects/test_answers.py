@@ -64,6 +64,7 @@ def test_the_model_list():
                 "created": 7,
                 "owned_by": "tokenflow",
                 "context_length": 2048,
+                "max_model_len": 2048,
                 "slots": 4,
                 "capabilities": ["chat", "top_p"],
             },

@@ -107,7 +107,7 @@ def test_the_sdk_parses_it(real: Server) -> None:
 
 async def test_models_say_that_they_can(real: Server) -> None:
     [model] = (await ask(real.port, "GET", "/v1/models")).json["data"]
-    assert "grammar" in model["capabilities"]
+    assert {"grammar", "chat"} <= set(model["capabilities"])
 
 
 @pytest.mark.parametrize("streaming", [True, False])

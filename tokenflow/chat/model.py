@@ -128,6 +128,13 @@ class ChatModel:
         return MessageReader(think=self._think, opened=opened, calls=self._calls, tools=tools, seed=seed)
 
     @property
+    def capabilities(self) -> frozenset[str]:
+        """`chat`, and what its answers may have in them: `tools`, `reasoning`."""
+        tools = {"tools"} if self._is_harmony or self._calls is not None else set()
+        reasoning = {"reasoning"} if self._is_harmony or self._think is not None else set()
+        return frozenset({"chat"} | tools | reasoning)
+
+    @property
     def shown(self) -> frozenset[str]:
         """Control tokens that a reader needs to see."""
         return self._shown

@@ -332,8 +332,9 @@ class EngineInfo:
     """Sequences decoded at once."""
     vocab_size: int = 0
     capabilities: frozenset[str] = frozenset()
-    """Names of `Sampling` fields it honours, and of: logprobs, stop, chat, prefix_cache, pause, release, ignore_eos,
-    grammar.
+    """Names of `Sampling` fields it honours, and of: logprobs, stop, prefix_cache, pause, release, ignore_eos, grammar.
+
+    What templates bring (chat, tools, reasoning) is added by the server.
     """
     max_logprobs: int = 0
     chat_template: str | None = None

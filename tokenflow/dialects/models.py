@@ -27,6 +27,7 @@ def model_object(entry: ModelEntry) -> dict[str, Any]:
     if entry.info is not None:
         shown |= {
             "context_length": entry.info.context_length,
+            "max_model_len": entry.info.context_length,  # as vLLM calls it, and clients made for that look for
             "slots": entry.info.slots,
             "capabilities": sorted(entry.info.capabilities),
         }

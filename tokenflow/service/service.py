@@ -12,6 +12,7 @@ import secrets
 from collections import deque
 from collections.abc import Mapping
 from contextvars import Context
+from dataclasses import replace
 
 import trio
 
@@ -71,9 +72,19 @@ class Model:
         self.admission.slots = self.admission.free = info.slots
         config = self._config
         chat = self._chat(info)
-        self.chats = chat is not None
-        """It has a template to be talked with."""
+        self._chat_capabilities = chat.capabilities if chat is not None else frozenset[str]()
         self.planner = Planner(info, chat, config.limits, config.timeouts, config.stream, config.replay)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What its engine is and can do, and what can be done with it through its templates."""
+        info = self.host.info
+        return replace(info, capabilities=info.capabilities | self._chat_capabilities)
+
+    @property
+    def chats(self) -> bool:
+        """It has a template to be talked with."""
+        return "chat" in self._chat_capabilities
 
     def _chat(self, info: EngineInfo) -> ChatModel | None:
         """How it is talked with: as the configuration says, else as the model's file does."""

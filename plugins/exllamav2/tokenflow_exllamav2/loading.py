@@ -198,7 +198,7 @@ def _info(config: Exl2Config, shape: Shape, directory: Path, vocabulary: Exllama
     from tokenflow_exllamav2.sampling import CAPABILITIES, MAX_LOGPROBS
 
     templates = chat_templates(directory)
-    extras = {"logprobs", "ignore_eos", "prefix_cache"} | ({"chat"} if templates else set())
+    extras = {"logprobs", "ignore_eos", "prefix_cache"}
     # What was guessed goes on behind a banned string that was taken back: the library mixes the two up.
     without = {"banned_strings"} if config.guesses else set()
     return EngineInfo(

@@ -221,7 +221,6 @@ def test_its_own_words_for_itself() -> None:
     """The name, the limits, and a chat template that renders; nothing is promised beyond the cache."""
     info = hash_load(Exl3Config(model="rig", cache_tokens=4 * PAGE, draft_model="rig", draft_tokens=3)).info
     assert info.context_length == 4 * PAGE - 1 - 3
-    assert "chat" in info.capabilities
     template = ChatTemplate(info.chat_template or "", info.bos_token, info.eos_token, info.special_tokens)
     pieces = template.render([{"role": "user", "content": "<|im_end|>"}])
     assert "".join(piece.text for piece in pieces).startswith("<|im_start|>user\n<|im_end|><|im_end|>")

@@ -284,7 +284,7 @@ def engine_info(config: Exl3Config, main: Part, draft: Part | None, vocabulary: 
         context_length=min(_context(config, main.config.max_position_embeddings), room),
         slots=config.slots,
         vocab_size=vocabulary.size,
-        capabilities=CAPABILITIES | {"prefix_cache"} | ({"chat"} if templates else set()),
+        capabilities=CAPABILITIES | {"prefix_cache"},
         max_logprobs=MAX_LOGPROBS,
         chat_template=templates.get("default"),
         chat_templates=templates,

@@ -32,7 +32,7 @@ async def request(engine: LlamaEngine, text: str, max_tokens: int = 8) -> Sequen
 async def test_it_says_what_it_is(engine: LlamaEngine) -> None:
     info = engine.info
     assert (info.context_length, info.slots, info.vocab_size, info.max_logprobs) == (2048, 2, 49_152, 20)
-    assert {"chat", "prefix_cache", "pause", "stop", "logprobs", "ignore_eos", "min_p"} <= info.capabilities
+    assert {"prefix_cache", "pause", "stop", "logprobs", "ignore_eos", "min_p"} <= info.capabilities
     assert info.chat_template is not None
     assert "<|im_start|>" in info.chat_template
     assert (info.bos_token, info.eos_token) == ("<|im_start|>", "<|im_end|>")

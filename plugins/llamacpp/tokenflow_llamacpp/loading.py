@@ -77,7 +77,7 @@ def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> 
     can_cut = not (get(model, "is_recurrent") or get(model, "is_hybrid"))
     keep = config.prefix_cache and can_cut
     template = model.get_default_chat_template() or None
-    extras = {"logprobs", "ignore_eos"} | ({"prefix_cache"} if keep else set()) | ({"chat"} if template else set())
+    extras = {"logprobs", "ignore_eos"} | ({"prefix_cache"} if keep else set())
     info = EngineInfo(
         model=f"{path.name} ({get(model, 'desc')})",
         context_length=min(length, capacity),

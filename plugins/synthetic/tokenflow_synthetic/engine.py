@@ -15,7 +15,7 @@ from tokenflow_synthetic.stepper import SyntheticStepper
 
 _PROMISES = {"logit_bias", "banned_strings"}
 """What shows in any text whether it was honoured."""
-CAPABILITIES = {"logprobs", "chat", "ignore_eos"} | {field.name for field in fields(Sampling)} - _PROMISES
+CAPABILITIES = {"logprobs", "ignore_eos"} | {field.name for field in fields(Sampling)} - _PROMISES
 """Sampling parameters are taken so that any client can be served; but for `seed` they change nothing."""
 
 

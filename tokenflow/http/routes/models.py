@@ -16,7 +16,7 @@ def register(app: QuartTrio, service: Service) -> None:
     since = int(time.time())
 
     def entry(model: Model) -> ModelEntry:
-        return ModelEntry(id=model.id, created=since, info=model.host.info)
+        return ModelEntry(id=model.id, created=since, info=model.info)
 
     @app.get("/v1/models")
     async def models() -> Response:
