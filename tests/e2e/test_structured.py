@@ -66,12 +66,15 @@ async def test_a_hundred_answers_are_valid(real: Server, share: Callable[[int], 
 
 
 async def test_every_way_to_ask(real: Server) -> None:
+    one = r'\{\s*"a"\s*:\s*1\s*\}'
     answers = {
         "regex": ({"structured_outputs": {"regex": "[a-c]{3}[0-9]"}}, "[a-c]{3}[0-9]"),
         "choice": ({"guided_choice": ["Röm", '"a"']}, 'Röm|"a"'),
         "Lark": ({"structured_outputs": {"grammar": 'start: "x" /[0-9]{2}/'}}, "x[0-9]{2}"),
         "GBNF": ({"grammar": 'root ::= "x" [0-9] [0-9]'}, "x[0-9]{2}"),
-        "schema": ({"json_schema": {"const": {"a": 1}}}, r'\{\s*"a"\s*:\s*1\s*\}'),
+        "schema": ({"json_schema": {"const": {"a": 1}}}, one),
+        "object": ({"response_format": {"type": "json_object", "schema": {"const": {"a": 1}}}}, one),
+        "beside": ({"response_format": {"type": "json_schema", "schema": {"const": {"a": 1}}}}, one),
     }
     for name, (fields, pattern) in answers.items():
         for route, body in ((CHAT, chat("Go on")), (COMPLETIONS, completion("Go on"))):
@@ -113,10 +116,14 @@ async def test_models_say_that_they_can(real: Server) -> None:
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_bad_schema_is_a_400_that_says_where(real: Server, streaming: bool) -> None:
     schema = {"type": "object", "properties": {"size": {"type": "numbr"}}}
-    answer = await post(real.port, CHAT, chat(PROMPT, response_format=response_format(schema), stream=streaming))
-    assert answer.status == 400
-    assert answer.error["param"] == "response_format.json_schema.schema.properties.size"
-    assert "numbr" in answer.error["message"]
+    for wanted, place in (
+        (response_format(schema), "response_format.json_schema.schema"),
+        ({"type": "json_object", "schema": schema}, "response_format.schema"),
+    ):
+        answer = await post(real.port, CHAT, chat(PROMPT, response_format=wanted, stream=streaming))
+        assert answer.status == 400
+        assert answer.error["param"] == f"{place}.properties.size"
+        assert "numbr" in answer.error["message"]
 
 
 async def test_who_comes_back_in_the_middle_gets_the_rest_of_it(real: Server) -> None:

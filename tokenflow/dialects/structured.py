@@ -16,6 +16,7 @@ from tokenflow.errors import InvalidRequest
 
 MAX_DEPTH = 64
 """Levels of arrays and objects in a schema. What reads schemas goes down one call for each."""
+_OBJECT = {"type": "object"}
 
 
 def grammar(fields: Fields) -> Grammar | None:
@@ -44,17 +45,33 @@ def _response_format(fields: Fields) -> Iterator[Grammar]:
     if wanted is None:
         return
     kind = wanted.text("type")
-    if kind == "json_schema":
-        holder = wanted.object("json_schema")
-        if holder is None:
-            raise missing(wanted.path("json_schema"))
-        if holder.get("schema") is None:
-            raise missing(holder.path("schema"))
-        yield schema_grammar(holder.get("schema"), holder.path("schema"))
-    elif kind == "json_object":
-        yield _any_object("response_format")
-    elif kind != "text":
+    if kind == "text":
+        return
+    if kind not in ("json_object", "json_schema"):
         raise unsupported("response_format", f"its type is text, json_object or json_schema, not {shown(kind)}.")
+    holder = _schema_holder(wanted)
+    schema, param = holder.get("schema"), holder.path("schema")
+    if kind == "json_schema":
+        if schema is None:
+            raise missing(wanted.path("json_schema"))
+        yield schema_grammar(schema, param)
+    elif schema is None:
+        yield _any_object("response_format")
+    else:  # what says of no type is an object's
+        yield schema_grammar(_OBJECT | schema if isinstance(schema, dict) else schema, param)
+
+
+def _schema_holder(wanted: Fields) -> Fields:
+    """Where the schema stands: in `json_schema`, as OpenAI has it, or beside the type, as llama-server has it."""
+    inside = wanted.object("json_schema")
+    if inside is None:
+        return wanted
+    first, second = wanted.path("json_schema"), wanted.path("schema")
+    if wanted.get("schema") is not None:
+        raise InvalidRequest(f"'{first}' and '{second}' both hold a schema; leave one of them out.", param=second)
+    if inside.get("schema") is None:
+        raise missing(inside.path("schema"))
+    return inside
 
 
 def _others(fields: Fields) -> Iterator[Grammar]:
@@ -73,7 +90,7 @@ def _others(fields: Fields) -> Iterator[Grammar]:
 
 
 def _any_object(param: str) -> Grammar:
-    return Grammar(kind="json_schema", source='{"type": "object"}', param=param)
+    return schema_grammar(_OBJECT, param)
 
 
 def _json(value: object, param: str) -> Grammar:
