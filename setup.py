@@ -14,7 +14,7 @@ COMPILED = {
     "chat": ("marking",),
     "dialects": (
         *("encoder", "fields", "named", "openai_chat", "openai_common", "openai_completions", "openai_frames"),
-        *("openai_messages", "small"),
+        *("openai_messages", "openai_refused", "small"),
     ),
     "service": ("account", "choice", "plan", "reader", "stream", "watch"),
     "http": ("events",),

@@ -139,6 +139,17 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
     ("response_format", "json"),
     ("response_format", {"type": "json_object"}),  # not with this engine
     ("grammar", "start: /a/"),
+    ("echo", True),
+    ("suffix", "a"),
+    ("best_of", 5),
+    ("stop_token_ids", [1]),
+    ("allowed_token_ids", [1]),
+    ("bad_words", ["a"]),
+    ("min_tokens", 2),
+    ("use_beam_search", True),
+    ("include_stop_str_in_output", True),
+    ("truncate_prompt_tokens", 2),
+    ("prompt_logprobs", 0),
 ]
 """Fields that both routes that generate know."""
 WRONG_CHAT_FIELDS: list[tuple[str, Any]] = [
@@ -147,14 +158,15 @@ WRONG_CHAT_FIELDS: list[tuple[str, Any]] = [
     ("tools", 1),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", 1),
+    ("continue_final_message", True),
+    ("add_generation_prompt", False),
+    ("modalities", ["audio"]),
+    ("audio", {"voice": "ash", "format": "mp3"}),
 ]
 WRONG_COMPLETION_FIELDS: list[tuple[str, Any]] = [
     ("logprobs", True),
     ("logprobs", -1),
     ("logprobs", 1000),
-    ("echo", True),
-    ("suffix", "a"),
-    ("best_of", 5),
 ]
 WRONG: dict[str, list[dict[str, Any]]] = {
     CHAT: [{"messages": value} for value in WRONG_MESSAGES]
@@ -294,7 +306,9 @@ dry_multiplier dry_base dry_allowed_length dry_range dry_sequence_breakers miros
 banned_strings repetition_penalty repeat_penalty frequency_penalty presence_penalty seed logit_bias stop stream
 stream_options logprobs top_logprobs ignore_eos coalesce_ms timeouts user tools tool_choice functions function_call
 response_format structured_outputs json_schema grammar guided_json parallel_tool_calls metadata store service_tier
-reasoning_effort echo suffix best_of
+reasoning_effort echo suffix best_of stop_token_ids allowed_token_ids bad_words min_tokens use_beam_search
+include_stop_str_in_output truncate_prompt_tokens prompt_logprobs continue_final_message add_generation_prompt
+modalities audio
 """
 
 

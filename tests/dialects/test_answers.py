@@ -102,6 +102,11 @@ def test_detokenize():
         (tokens.parse_tokenize, {"messages": []}, "messages"),
         (tokens.parse_tokenize, {"prompt": "x", "add_special": 1}, "add_special"),
         (tokens.parse_tokenize, {"prompt": "x", "model": 1}, "model"),
+        (
+            tokens.parse_tokenize,
+            {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True},
+            "continue_final_message",
+        ),
         (tokens.parse_detokenize, {}, "tokens"),
         (tokens.parse_detokenize, {"tokens": "x"}, "tokens"),
         (tokens.parse_detokenize, {"tokens": [1, True]}, "tokens[1]"),

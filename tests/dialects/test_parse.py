@@ -249,8 +249,15 @@ def test_prompts():
 
 def test_what_asks_for_nothing_is_no_matter():
     chat(tools=[], functions=[], tool_choice="none", function_call="auto", response_format={"type": "text"})
-    completions(echo=False, suffix=None, best_of=1)
-    completions(n=3, best_of=3)
+    chat(continue_final_message=False, add_generation_prompt=True, modalities=["text"])
+    chat(modalities=[])
+    for parse in (chat, completions):
+        assert parse(skip_special_tokens=False) == parse()
+        assert (
+            parse(echo=False, suffix="", best_of=1, use_beam_search=False, include_stop_str_in_output=False) == parse()
+        )
+        assert parse(stop_token_ids=[], bad_words=[], allowed_token_ids=[], min_tokens=0) == parse()
+        assert parse(n=3, best_of=3) == parse(n=3)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -348,6 +355,30 @@ SHARED = [
     ({"timeouts": {"idle_timeout_s": 0}}, "timeouts.idle_timeout_s", VALUE),
     ({"timeouts": {"idle_timeout_s": "5"}}, "timeouts.idle_timeout_s", TYPE),
     ({"user": 7}, "user", TYPE),
+    ({"echo": True}, "echo", UNSUPPORTED),
+    ({"echo": 0}, "echo", TYPE),
+    ({"suffix": "x"}, "suffix", UNSUPPORTED),
+    ({"suffix": 7}, "suffix", TYPE),
+    ({"best_of": 2}, "best_of", UNSUPPORTED),
+    ({"best_of": 1, "n": 2}, "best_of", VALUE),
+    ({"best_of": 0}, "best_of", VALUE),
+    ({"include_stop_str_in_output": True}, "include_stop_str_in_output", UNSUPPORTED),
+    ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", TYPE),
+    ({"use_beam_search": True}, "use_beam_search", UNSUPPORTED),
+    ({"use_beam_search": "yes"}, "use_beam_search", TYPE),
+    ({"stop_token_ids": [7]}, "stop_token_ids", UNSUPPORTED),
+    ({"stop_token_ids": 7}, "stop_token_ids", TYPE),
+    ({"bad_words": ["x"]}, "bad_words", UNSUPPORTED),
+    ({"bad_words": "x"}, "bad_words", TYPE),
+    ({"allowed_token_ids": [7]}, "allowed_token_ids", UNSUPPORTED),
+    ({"allowed_token_ids": {}}, "allowed_token_ids", TYPE),
+    ({"truncate_prompt_tokens": -1}, "truncate_prompt_tokens", UNSUPPORTED),
+    ({"truncate_prompt_tokens": True}, "truncate_prompt_tokens", TYPE),
+    ({"prompt_logprobs": 0}, "prompt_logprobs", UNSUPPORTED),
+    ({"prompt_logprobs": "1"}, "prompt_logprobs", TYPE),
+    ({"min_tokens": 1}, "min_tokens", UNSUPPORTED),
+    ({"min_tokens": -1}, "min_tokens", VALUE),
+    ({"min_tokens": "1"}, "min_tokens", TYPE),
 ]
 
 CHAT_ONLY = [
@@ -413,6 +444,16 @@ CHAT_ONLY = [
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", TYPE),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", TYPE),
     ({"reasoning_effort": 3}, "reasoning_effort", TYPE),
+    ({"continue_final_message": True}, "continue_final_message", UNSUPPORTED),
+    ({"continue_final_message": 1}, "continue_final_message", TYPE),
+    ({"add_generation_prompt": False}, "add_generation_prompt", UNSUPPORTED),
+    ({"add_generation_prompt": 0}, "add_generation_prompt", TYPE),
+    ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
+    ({"modalities": ["text", 7]}, "modalities[1]", TYPE),
+    ({"modalities": "audio"}, "modalities", TYPE),
+    ({"audio": {"voice": "ash", "format": "mp3"}}, "audio", UNSUPPORTED),
+    ({"audio": {}}, "audio", UNSUPPORTED),
+    ({"audio": "mp3"}, "audio", TYPE),
 ]
 
 COMPLETIONS_ONLY = [
@@ -435,13 +476,6 @@ COMPLETIONS_ONLY = [
     ({"prompt": [[1], "a"]}, "prompt[1]", TYPE),
     ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]", TYPE),
     ({"prompt": "a\udfff"}, "prompt", VALUE),
-    ({"echo": True}, "echo", UNSUPPORTED),
-    ({"echo": 0}, "echo", TYPE),
-    ({"suffix": "x"}, "suffix", UNSUPPORTED),
-    ({"suffix": 7}, "suffix", TYPE),
-    ({"best_of": 2}, "best_of", UNSUPPORTED),
-    ({"best_of": 1, "n": 2}, "best_of", VALUE),
-    ({"best_of": 0}, "best_of", VALUE),
     ({"logprobs": True}, "logprobs", TYPE),
     ({"logprobs": -1}, "logprobs", VALUE),
 ]
@@ -483,9 +517,13 @@ def test_a_long_value_is_not_quoted_whole():
 
 # --- null, and anything at all --------------------------------------------------------------------------------------
 
-CHAT_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "top_logprobs", "tools", "functions"]
-CHAT_FIELDS += ["tool_choice", "function_call", "parallel_tool_calls", "chat_template_kwargs", "reasoning_effort"]
-COMPLETIONS_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "echo", "suffix", "best_of"]
+SHARED_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "echo", "suffix", "best_of"]
+SHARED_FIELDS += ["include_stop_str_in_output", "use_beam_search", "stop_token_ids", "bad_words", "allowed_token_ids"]
+SHARED_FIELDS += ["truncate_prompt_tokens", "prompt_logprobs", "min_tokens"]
+CHAT_FIELDS = [*SHARED_FIELDS, "top_logprobs", "tools", "functions", "tool_choice", "function_call"]
+CHAT_FIELDS += ["parallel_tool_calls", "chat_template_kwargs", "reasoning_effort", "continue_final_message"]
+CHAT_FIELDS += ["add_generation_prompt", "modalities", "audio"]
+COMPLETIONS_FIELDS = SHARED_FIELDS
 
 
 @pytest.mark.parametrize("field", CHAT_FIELDS)
@@ -565,6 +603,25 @@ def test_a_number_in_a_query_is_one_in_these_digits(text: str) -> None:
         assert refusal(parse, {name: text})[0] == name
     for wrong in ("nan", "inf", ".", "1e", "1e1.5"):
         assert refusal(parse, {"temperature": wrong})[0] == "temperature"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("echo", "true"), ("use_beam_search", "true"), ("include_stop_str_in_output", "true"), ("suffix", "x")),
+        *(("min_tokens", "5"), ("best_of", "2"), ("truncate_prompt_tokens", "5"), ("prompt_logprobs", "0")),
+    ],
+)
+def test_what_a_query_asks_for_in_vain(name: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        small.parse_query({"prompt": "Once", name: text})
+    assert (caught.value.param, caught.value.code) == (name, UNSUPPORTED)
+
+
+def test_small_bodies_ask_in_vain_too() -> None:
+    for parse in (small.parse_generate, small.parse_chat):
+        assert refusal(parse, TEXT | {"echo": True}) == ("echo", UNSUPPORTED)
+        assert refusal(parse, TEXT | {"stop_token_ids": [1]}) == ("stop_token_ids", UNSUPPORTED)
 
 
 def test_numbers_in_a_query() -> None:

@@ -10,6 +10,7 @@ from tokenflow.dialects.fields import Fields, body_fields
 from tokenflow.dialects.openai_common import generation_request
 from tokenflow.dialects.openai_frames import StreamEncoder, dumps, finite, usage_object
 from tokenflow.dialects.openai_messages import parse_messages
+from tokenflow.dialects.openai_refused import refuse_in_chat
 from tokenflow.errors import InvalidRequest
 
 
@@ -25,6 +26,7 @@ def parse(body: object, *, stream: bool | None = None) -> GenerationRequest:
     """
     fields = body_fields(body)
     prompt = parse_messages(fields)
+    refuse_in_chat(fields)
     return generation_request(fields, (prompt,), logprobs=_logprobs(fields), stream=stream)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenflow.core.types import Attendance, Dry, GenerationRequest, Mirostat, OnDisconnect, Prompt, Sampling, Xtc
 from tokenflow.dialects.fields import Fields, as_number, as_text, shown, unsupported, wrong_type
+from tokenflow.dialects.openai_refused import refuse
 from tokenflow.dialects.structured import grammar
 from tokenflow.errors import InvalidRequest
 
@@ -39,6 +40,7 @@ def generation_request(
     Args:
         stream: what the route says; None: the body says.
     """
+    refuse(fields)
     asked = fields.boolean("stream")
     streaming = bool(asked) if stream is None else stream
     include_usage, attending = _stream_options(fields, streaming)

@@ -22,7 +22,6 @@ from tokenflow.dialects.fields import (
     as_text,
     body_fields,
     missing,
-    unsupported,
     wrong_type,
 )
 from tokenflow.dialects.openai_common import generation_request
@@ -45,7 +44,6 @@ def parse(body: object, *, stream: bool | None = None) -> GenerationRequest:
     """
     fields = body_fields(body)
     prompts = parse_prompts(fields)
-    _refuse_unsupported(fields)
     return generation_request(fields, prompts, logprobs=fields.integer("logprobs", least=0), stream=stream)
 
 
@@ -97,19 +95,6 @@ def token_ids(values: list[Any], path: str) -> tuple[int, ...]:
 
 def _empty(path: str) -> InvalidRequest:
     return InvalidRequest(f"'{path}' is empty; there is nothing to go on from.", param=path)
-
-
-def _refuse_unsupported(fields: Fields) -> None:
-    if fields.boolean("echo"):
-        raise unsupported("echo", "the answer has only what was generated.")
-    if fields.text("suffix") is not None:
-        raise unsupported("suffix", "this server does not fill in the middle.")
-    best_of = fields.integer("best_of", least=1)
-    n = fields.integer("n", least=1) or 1
-    if best_of is not None and best_of > n:
-        raise unsupported("best_of", "it may not be more than n; ask for n choices and choose.")
-    if best_of is not None and best_of < n:
-        raise InvalidRequest("'best_of' must be at least 'n'.", param="best_of")
 
 
 # --- answers --------------------------------------------------------------------------------------------------------

@@ -25,7 +25,10 @@ from tokenflow.dialects.openai_common import attendance, generation_request
 from tokenflow.dialects.openai_frames import DONE, dumps
 from tokenflow.errors import Cancelled, InvalidRequest, TokenflowError
 
-_NUMBERS = frozenset({"max_tokens", "seed", "top_k", "mirostat", "dry_allowed_length", "dry_range", "coalesce_ms", "n"})
+_NUMBERS = frozenset(
+    {"max_tokens", "seed", "top_k", "mirostat", "dry_allowed_length", "dry_range", "coalesce_ms", "n"}
+    | {"min_tokens", "truncate_prompt_tokens", "prompt_logprobs", "best_of"}
+)
 _FRACTIONS = frozenset(
     {"temperature", "top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"}
     | {"mirostat_tau", "mirostat_eta", "repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty"}
@@ -35,7 +38,7 @@ MAX_DIGITS = 400
 """More than that no number has, and Python has a limit of its own."""
 _WHOLE = re.compile("-?[0-9]+")  # Python's `int` takes other scripts' digits too, spaces, and 1_000
 _FRACTION = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_BOOLEANS = {"stream", "ignore_eos"}
+_BOOLEANS = {"stream", "ignore_eos", "echo", "include_stop_str_in_output", "use_beam_search"}
 _TRUTHS = {"true": True, "false": False}
 CANCELLED = "The stream was cancelled."
 TEXT_CHARS = 10_000

@@ -13,6 +13,7 @@ from tokenflow.core.types import ChatPrompt, TextPrompt
 from tokenflow.dialects.fields import body_fields, missing
 from tokenflow.dialects.openai_completions import token_ids
 from tokenflow.dialects.openai_messages import parse_messages
+from tokenflow.dialects.openai_refused import refuse_continuing
 from tokenflow.errors import InvalidRequest
 
 
@@ -51,6 +52,7 @@ def parse_tokenize(body: object) -> TokenizeRequest:
         prompt = TextPrompt(text=text)
     elif fields.get("messages") is not None:
         prompt = parse_messages(fields)
+        refuse_continuing(fields)
     else:
         raise missing("prompt")
     ours, theirs = fields.boolean("add_special"), fields.boolean("add_special_tokens")

@@ -1,0 +1,82 @@
+"""Fields of OpenAI's and of other servers' that ask for another answer than can be given here.
+
+To ignore them would be to give that other answer without a word. A value that asks for nothing is let through, for many
+clients send every parameter.
+"""
+
+from __future__ import annotations
+
+from tokenflow.dialects.fields import Fields, as_text, shown, unsupported
+from tokenflow.errors import InvalidRequest
+
+_SWITCHES = {
+    "echo": "the answer has only what was generated.",
+    "include_stop_str_in_output": "a stop string is never sent.",
+    "use_beam_search": "answers are drawn; ask for n choices and choose.",
+}
+_LISTS = {
+    "stop_token_ids": "send 'stop', which takes strings.",
+    "bad_words": "send 'banned_strings'.",
+    "allowed_token_ids": "send 'logit_bias', or say what the answer must match with 'structured_outputs'.",
+}
+_NUMBERS = {
+    "truncate_prompt_tokens": "a prompt is never cut.",
+    "prompt_logprobs": "log-probabilities are only of what was generated.",
+}
+
+
+def refuse(fields: Fields) -> None:
+    """What any body that generates may ask for in vain.
+
+    Raises:
+        InvalidRequest: with `param` naming the field.
+    """
+    for name, why in _SWITCHES.items():
+        if fields.boolean(name):
+            raise unsupported(name, why)
+    for name, why in _LISTS.items():
+        if fields.array(name):
+            raise unsupported(name, why)
+    for name, why in _NUMBERS.items():
+        if fields.integer(name) is not None:
+            raise unsupported(name, why)
+    if fields.integer("min_tokens", least=0):
+        raise unsupported("min_tokens", "an answer ends where the model ends it; 'ignore_eos' goes on to max_tokens.")
+    if fields.text("suffix"):
+        raise unsupported("suffix", "this server does not fill in the middle.")
+    _refuse_best_of(fields)
+
+
+def _refuse_best_of(fields: Fields) -> None:
+    best_of = fields.integer("best_of", least=1)
+    n = fields.integer("n", least=1) or 1
+    if best_of is not None and best_of > n:
+        raise unsupported("best_of", "it may not be more than n; ask for n choices and choose.")
+    if best_of is not None and best_of < n:
+        raise InvalidRequest("'best_of' must be at least 'n'.", param="best_of")
+
+
+def refuse_in_chat(fields: Fields) -> None:
+    """What a chat may ask for in vain beside that.
+
+    Raises:
+        InvalidRequest: with `param` naming the field.
+    """
+    refuse_continuing(fields)
+    if fields.boolean("add_generation_prompt") is False:
+        raise unsupported(
+            "add_generation_prompt", "the assistant's turn is always opened; /v1/completions goes on from any text."
+        )
+    for i, kind in enumerate(fields.array("modalities") or []):
+        if as_text(kind, f"modalities[{i}]") != "text":
+            raise unsupported("modalities", f"answers are text only; got {shown(kind)}.")
+    if fields.object("audio") is not None:
+        raise unsupported("audio", "answers are text only.")
+
+
+def refuse_continuing(fields: Fields) -> None:
+    """Where messages are rendered, the last of them is always closed."""
+    if fields.boolean("continue_final_message"):
+        raise unsupported(
+            "continue_final_message", "an answer is a message of its own; /v1/completions goes on from any text."
+        )
