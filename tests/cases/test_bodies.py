@@ -308,7 +308,7 @@ stream_options logprobs top_logprobs ignore_eos coalesce_ms timeouts user tools 
 response_format structured_outputs json_schema grammar guided_json parallel_tool_calls metadata store service_tier
 reasoning_effort echo suffix best_of stop_token_ids allowed_token_ids bad_words min_tokens use_beam_search
 include_stop_str_in_output truncate_prompt_tokens prompt_logprobs continue_final_message add_generation_prompt
-modalities audio
+modalities audio n_predict
 """
 
 

@@ -128,6 +128,9 @@ def test_other_spellings(parse):
     assert parse(repeat_penalty=1.5, repetition_penalty=1.2).sampling.repetition_penalty == 1.2
     assert parse(max_completion_tokens=5).max_tokens == 5
     assert parse(max_completion_tokens=5, max_tokens=9).max_tokens == 5
+    assert parse(n_predict=5).max_tokens == 5
+    assert parse(n_predict=-1).max_tokens is None
+    assert parse(n_predict=5, max_tokens=9).max_tokens == parse(n_predict=-1, max_completion_tokens=9).max_tokens == 9
     assert parse(max_tokens=10**9).max_tokens == 10**9
     assert parse(logit_bias={}).sampling.logit_bias is None
     assert parse(stream=True, stream_options={}).include_usage is False
@@ -297,6 +300,9 @@ SHARED = [
     ({"max_tokens": 1.5}, "max_tokens", TYPE),
     ({"max_completion_tokens": 0}, "max_completion_tokens", VALUE),
     ({"max_completion_tokens": 1, "max_tokens": []}, "max_tokens", TYPE),
+    ({"n_predict": 0}, "n_predict", VALUE),
+    ({"n_predict": -2}, "n_predict", VALUE),
+    ({"n_predict": "5", "max_tokens": 7}, "n_predict", TYPE),
     ({"temperature": -0.1}, "temperature", VALUE),
     ({"temperature": 2.1}, "temperature", VALUE),
     ({"temperature": "hot"}, "temperature", TYPE),
@@ -519,7 +525,7 @@ def test_a_long_value_is_not_quoted_whole():
 
 SHARED_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "echo", "suffix", "best_of"]
 SHARED_FIELDS += ["include_stop_str_in_output", "use_beam_search", "stop_token_ids", "bad_words", "allowed_token_ids"]
-SHARED_FIELDS += ["truncate_prompt_tokens", "prompt_logprobs", "min_tokens"]
+SHARED_FIELDS += ["truncate_prompt_tokens", "prompt_logprobs", "min_tokens", "n_predict"]
 CHAT_FIELDS = [*SHARED_FIELDS, "top_logprobs", "tools", "functions", "tool_choice", "function_call"]
 CHAT_FIELDS += ["parallel_tool_calls", "chat_template_kwargs", "reasoning_effort", "continue_final_message"]
 CHAT_FIELDS += ["add_generation_prompt", "modalities", "audio"]
@@ -629,4 +635,5 @@ def test_numbers_in_a_query() -> None:
         {"prompt": "Once", "max_tokens": "007", "temperature": "5e-1", "seed": "-1", "top_p": ".5"}
     )
     assert (asked.max_tokens, asked.sampling.temperature, asked.sampling.top_p) == (7, 0.5, 0.5)
+    assert small.parse_query({"prompt": "Once", "n_predict": "-1"}).max_tokens is None
     assert small.parse_query({"prompt": "Once", "max_tokens": "9" * 400}).max_tokens == int("9" * 400), "clamped later"

@@ -64,10 +64,21 @@ def generation_request(
 
 
 def _max_tokens(fields: Fields) -> int | None:
-    # A huge one is no error: the server clamps it. Both names are checked, and the newer one counts.
+    # A huge one is no error: the server clamps it. Every name is checked; OpenAI's newer one counts first.
     old = fields.integer("max_tokens", least=1)
     new = fields.integer("max_completion_tokens", least=1)
-    return old if new is None else new
+    theirs = _n_predict(fields)
+    if new is not None:
+        return new
+    return theirs if old is None else old
+
+
+def _n_predict(fields: Fields) -> int | None:
+    """llama-server's name for it, where -1 is no limit."""
+    limit = fields.integer("n_predict", least=-1)
+    if limit == 0:
+        raise InvalidRequest("'n_predict' must be at least 1, or -1 for no limit; got 0.", param="n_predict")
+    return None if limit == -1 else limit
 
 
 def _sampling(fields: Fields) -> Sampling:

@@ -27,7 +27,7 @@ from tokenflow.errors import Cancelled, InvalidRequest, TokenflowError
 
 _NUMBERS = frozenset(
     {"max_tokens", "seed", "top_k", "mirostat", "dry_allowed_length", "dry_range", "coalesce_ms", "n"}
-    | {"min_tokens", "truncate_prompt_tokens", "prompt_logprobs", "best_of"}
+    | {"n_predict", "min_tokens", "truncate_prompt_tokens", "prompt_logprobs", "best_of"}
 )
 _FRACTIONS = frozenset(
     {"temperature", "top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"}
