@@ -97,7 +97,7 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
     ("stream", "true"),
     ("stream", 1),
     ("n", 0),
-    ("n", 1.0),
+    ("n", 1.5),
     ("n", 10**6),
     ("n", "2"),
     ("temperature", -1),

@@ -113,6 +113,7 @@ LENGTHS: list[tuple[Any, int | None]] = [
     (True, None),
     ([5], None),
     (5, 5),
+    (5.0, 5),
 ]
 """`max_tokens` (...: absent), and how much comes where 50 tokens are left; None: it is a 400."""
 

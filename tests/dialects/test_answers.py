@@ -90,6 +90,7 @@ def test_tokenize():
 def test_detokenize():
     assert tokens.parse_detokenize(b'{"tokens":[1,2]}') == tokens.DetokenizeRequest(model="", tokens=(1, 2))
     assert tokens.parse_detokenize({"tokens": []}).tokens == ()
+    assert repr(tokens.parse_detokenize({"tokens": [1, 2.0]}).tokens) == "(1, 2)"
     assert tokens.detokenized("x") == {"prompt": "x"}
 
 

@@ -138,6 +138,18 @@ def test_other_spellings(parse):
 
 
 @pytest.mark.parametrize("parse", [chat, completions])
+def test_a_whole_number_is_an_integer_however_it_is_written(parse):
+    names = ("n", "max_tokens", "max_completion_tokens", "n_predict", "top_k", "seed", "coalesce_ms")
+    for name in names:
+        assert repr(parse(**{name: 3.0})) == repr(parse(**{name: 3}))
+    assert parse(seed=-0.0).sampling.seed == 0
+    assert parse(max_tokens=1e30).max_tokens == int(1e30)
+    assert parse(mirostat=2.0).sampling.mirostat == Mirostat()
+    assert repr(parse(dry_multiplier=1, dry_range=8.0)) == repr(parse(dry_multiplier=1, dry_range=8))
+    assert refusal(openai_chat.parse, b'{"messages":[{"role":"user","content":""}],"n":1e999}') == ("n", TYPE)
+
+
+@pytest.mark.parametrize("parse", [chat, completions])
 def test_samplers_of_several_fields(parse):
     """They are on by the field that says how much, and the others have defaults."""
     off = parse(xtc_probability=0, xtc_threshold=0.3, dry_multiplier=0, dry_base=3, mirostat=0, mirostat_tau=1)
@@ -246,6 +258,7 @@ def test_a_schema_that_arguments_are_held_to_is_not_nested_beyond_reason():
 def test_prompts():
     assert completions(prompt=["a", "b"]).prompts == (TextPrompt(text="a"), TextPrompt(text="b"))
     assert completions(prompt=[1, 0, 3]).prompts == (TokenPrompt(tokens=(1, 0, 3)),)
+    assert completions(prompt=[1.0, 2]).prompts == (TokenPrompt(tokens=(1, 2)),)
     assert completions(prompt=[[1], [2, 3]]).prompts == (TokenPrompt(tokens=(1,)), TokenPrompt(tokens=(2, 3)))
     assert completions(prompt="a\ud83d\ude00").prompts == (TextPrompt(text="a\U0001f600"),)  # a whole pair
 
@@ -293,7 +306,8 @@ SHARED = [
     ({"model": "\ud800"}, "model", VALUE),
     ({"n": 0}, "n", VALUE),
     ({"n": True}, "n", TYPE),
-    ({"n": 1.0}, "n", TYPE),
+    ({"n": 1.5}, "n", TYPE),
+    ({"n": 0.0}, "n", VALUE),
     ({"max_tokens": 0}, "max_tokens", VALUE),
     ({"max_tokens": -1}, "max_tokens", VALUE),
     ({"max_tokens": "5"}, "max_tokens", TYPE),
@@ -333,6 +347,7 @@ SHARED = [
     ({"presence_penalty": -3}, "presence_penalty", VALUE),
     ({"seed": 1 << 63}, "seed", VALUE),
     ({"seed": 10**4000}, "seed", VALUE),
+    ({"seed": 1e300}, "seed", VALUE),
     ({"seed": 1.5}, "seed", TYPE),
     ({"logit_bias": []}, "logit_bias", TYPE),
     ({"logit_bias": {"a": 1}}, "logit_bias", VALUE),
@@ -475,7 +490,9 @@ COMPLETIONS_ONLY = [
     ({"prompt": [None]}, "prompt[0]", TYPE),
     ({"prompt": [True]}, "prompt[0]", TYPE),
     ({"prompt": [1, "a"]}, "prompt[1]", TYPE),
-    ({"prompt": [1, 2.0]}, "prompt[1]", TYPE),
+    ({"prompt": [1, 2.5]}, "prompt[1]", TYPE),
+    ({"prompt": [1.5]}, "prompt[0]", TYPE),
+    ({"prompt": [1.0, -2.0]}, "prompt[1]", VALUE),
     ({"prompt": [1, -2]}, "prompt[1]", VALUE),
     ({"prompt": [1, 1 << 31]}, "prompt[1]", VALUE),
     ({"prompt": ["a", 1]}, "prompt[1]", TYPE),
@@ -635,5 +652,9 @@ def test_numbers_in_a_query() -> None:
         {"prompt": "Once", "max_tokens": "007", "temperature": "5e-1", "seed": "-1", "top_p": ".5"}
     )
     assert (asked.max_tokens, asked.sampling.temperature, asked.sampling.top_p) == (7, 0.5, 0.5)
+    whole = small.parse_query({"prompt": "Once", "max_tokens": "3.0", "seed": "1e3"})
+    assert (whole.max_tokens, whole.sampling.seed) == (3, 1000)
+    with pytest.raises(InvalidRequest, match="'max_tokens' must be an integer"):
+        small.parse_query({"prompt": "Once", "max_tokens": "3.5"})
     assert small.parse_query({"prompt": "Once", "n_predict": "-1"}).max_tokens is None
     assert small.parse_query({"prompt": "Once", "max_tokens": "9" * 400}).max_tokens == int("9" * 400), "clamped later"

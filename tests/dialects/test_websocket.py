@@ -63,6 +63,11 @@ def test_null_means_absent() -> None:
     assert frame(prompt="Once", **nothing) == frame(prompt="Once")
 
 
+def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
+    assert frame(action="attach", stream="s", after=3.0) == frame(action="attach", stream="s", after=3)
+    assert repr(frame(action="credit", id="a", n=2.0)) == repr(frame(action="credit", id="a", n=2))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

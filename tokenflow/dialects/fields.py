@@ -125,7 +125,9 @@ def as_number(
 
 
 def as_integer(value: object, path: str, *, least: int | None = None, most: int | None = None) -> int:
-    """An integer within bounds; 1.0 is none."""
+    """An integer within bounds. 3.0 is one: JSON has one kind of number, and some clients write all of them so."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong_type(path, "an integer", value)
     # As integers: compiled, what is given where a float may be is made one, and a large one is another number then.

@@ -58,7 +58,7 @@ def parse_prompts(fields: Fields) -> tuple[Prompt, ...]:
         raise wrong_type("prompt", "a string, an array of strings, of token ids, or of arrays of token ids", value)
     if not value:
         raise _empty("prompt")
-    if isinstance(value[0], int):
+    if isinstance(value[0], int | float):
         return (_token_prompt(value, "prompt"),)
     one: Callable[[object, str], Prompt]
     if isinstance(value[0], str):
@@ -87,10 +87,9 @@ def _token_prompt(value: object, path: str) -> TokenPrompt:
 
 def token_ids(values: list[Any], path: str) -> tuple[int, ...]:
     """Token ids, each checked; fast for the many that are right."""
-    if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in values):
-        for i, token in enumerate(values):
-            as_integer(token, f"{path}[{i}]", least=0, most=MAX_TOKEN_ID)
-    return tuple(values)
+    if all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in values):
+        return tuple(values)
+    return tuple(as_integer(token, f"{path}[{i}]", least=0, most=MAX_TOKEN_ID) for i, token in enumerate(values))
 
 
 def _empty(path: str) -> InvalidRequest:

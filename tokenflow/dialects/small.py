@@ -82,9 +82,9 @@ def _value(name: str, text: str) -> object:
         return _TRUTHS.get(text, text)
     if name not in _NUMBERS | _FRACTIONS:
         return text
-    if len(text) > MAX_DIGITS or not (_WHOLE if name in _NUMBERS else _FRACTION).fullmatch(text):
+    if len(text) > MAX_DIGITS or not _FRACTION.fullmatch(text):
         raise InvalidRequest(f"'{name}' is a number, not {text[:40]!r}.", param=name)
-    return int(text) if name in _NUMBERS else float(text)
+    return int(text) if name in _NUMBERS and _WHOLE.fullmatch(text) else float(text)
 
 
 def complete(
