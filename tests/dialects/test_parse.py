@@ -211,6 +211,22 @@ def test_messages():
     )
 
 
+def said(**message) -> object:
+    (prompt,) = chat(messages=[{"role": "assistant"} | message]).prompts
+    return dict(prompt.messages[0])
+
+
+def test_what_an_assistant_refused_with_is_what_it_said():
+    """Clients send an answer back as they got it."""
+    refused = {"role": "assistant", "content": "No."}
+    assert said(content=[{"type": "refusal", "refusal": "No."}]) == refused
+    assert said(content=[{"type": "text", "text": "N"}, {"type": "refusal", "refusal": "o."}]) == refused
+    assert said(content=None, refusal="No.") == said(refusal="No.") == said(content="", refusal="No.") == refused
+    assert said(content="No.", refusal=None) == said(content="No.", refusal="") == refused
+    assert said(content="", refusal=None) == said(content="", refusal="") == {"role": "assistant", "content": ""}
+    assert chat(messages=[USER | {"refusal": 7}]) == chat(), "nobody else refuses"
+
+
 def test_tools():
     (prompt,) = chat(
         tools=[TOOL, {"type": "function", "function": {"parameters": {"a": 1}, "name": "g", "strict": True}}],
@@ -424,6 +440,23 @@ CHAT_ONLY = [
     ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type", MISSING),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", MISSING),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", UNSUPPORTED),
+    ({"messages": [{"role": "assistant", "refusal": ""}]}, "messages[0].content", TYPE),
+    ({"messages": [{"role": "assistant", "refusal": 7}]}, "messages[0].refusal", TYPE),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]},
+        "messages[0].content[0].refusal",
+        MISSING,
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "refusal", "refusal": 7}]}]},
+        "messages[0].content[0].refusal",
+        TYPE,
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "No."}]}]},
+        "messages[0].content[0].type",
+        UNSUPPORTED,
+    ),
     ({"messages": [USER | {"name": 7}]}, "messages[0].name", TYPE),
     ({"messages": [{"role": "tool", "content": "", "tool_call_id": 7}]}, "messages[0].tool_call_id", TYPE),
     ({"messages": [{"role": "assistant", "tool_calls": [7]}]}, "messages[0].tool_calls[0]", TYPE),
@@ -564,12 +597,12 @@ def test_null_in_completions_is_absent(field):
 def test_null_deeper_down_is_absent():
     assert chat(stream=True, stream_options={"include_usage": None}) == chat(stream=True)
     assert chat(timeouts={"idle_timeout_s": None}) == chat()
-    message = USER | {"name": None, "tool_call_id": None, "tool_calls": None}
+    message = USER | {"name": None, "tool_call_id": None, "tool_calls": None, "refusal": None}
     assert chat(messages=[message]) == chat()
 
 
 FIELDS = sorted(
-    {*CHAT_FIELDS, *COMPLETIONS_FIELDS, "messages", "prompt", "role", "content", "type", "text", "function"}
+    {*CHAT_FIELDS, *COMPLETIONS_FIELDS, "messages", "prompt", "role", "content", "type", "text", "function", "refusal"}
 )
 FIELDS += ["include_usage", "idle_timeout_s", "tool_calls", "name", "arguments", "tokens", "add_special"]
 values = st.recursive(

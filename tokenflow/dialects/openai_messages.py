@@ -64,10 +64,15 @@ def _message(item: object, path: str) -> Mapping[str, Any]:
         raise InvalidRequest(
             f"'{path}.role' must be one of {', '.join(ROLES)}; got {shown(role)}.", param=f"{path}.role"
         )
-    calls = _tool_calls(fields) if role == "assistant" else []
-    message: dict[str, Any] = {"role": ROLES[role], "content": _content(fields, optional=bool(calls))}
+    assistant = role == "assistant"
+    calls = _tool_calls(fields) if assistant else []
+    refusal = fields.text("refusal") if assistant else None
+    content = _content(fields, assistant=assistant, optional=bool(calls or refusal))
+    if refusal and not content:
+        content = refusal
+    message: dict[str, Any] = {"role": ROLES[role], "content": content}
     name, call_id = fields.text("name"), fields.text("tool_call_id")
-    if role == "assistant":
+    if assistant:
         reasoning = fields.text("reasoning_content") or fields.text("reasoning")
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -80,10 +85,10 @@ def _message(item: object, path: str) -> Mapping[str, Any]:
     return message
 
 
-def _content(fields: Fields, *, optional: bool) -> str | None:
+def _content(fields: Fields, *, assistant: bool, optional: bool) -> str | None:
     value, path = fields.get("content"), fields.path("content")
     if value is None:
-        if optional:  # an assistant that only called tools said nothing
+        if optional:  # an assistant that only called tools, or refused, has none
             return None
         raise InvalidRequest(
             f"'{path}' must be a string or an array of parts, not null.", param=path, code=INVALID_TYPE
@@ -95,19 +100,20 @@ def _content(fields: Fields, *, optional: bool) -> str | None:
     if not value:
         raise InvalidRequest(f"'{path}' has no parts.", param=path)
     # Parts are pieces of one text, not lines: a client that wants a newline between them writes it.
-    return "".join(_part(part, f"{path}[{i}]") for i, part in enumerate(value))
+    return "".join(_part(part, f"{path}[{i}]", assistant=assistant) for i, part in enumerate(value))
 
 
-def _part(item: object, path: str) -> str:
+def _part(item: object, path: str, *, assistant: bool) -> str:
+    """A part's text. What an assistant refused with, which clients send back as they got it, is what it said."""
     part = as_object(item, path)
     kind = part.text("type")
     if kind is None:
         raise missing(f"{path}.type")
-    if kind != "text":
+    if kind != "text" and not (assistant and kind == "refusal"):
         raise unsupported(f"{path}.type", f"only text parts are; got {shown(kind)}.")
-    text = part.text("text")
+    text = part.text(kind)  # the field is called as the kind is
     if text is None:
-        raise missing(f"{path}.text")
+        raise missing(f"{path}.{kind}")
     return text
 
 
