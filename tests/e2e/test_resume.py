@@ -349,16 +349,20 @@ async def test_where_a_reader_may_not_be(port: int) -> None:
     async with connect(port) as wire:
         id = await opened(wire, "POST", "/v1/completions", resumable(max_tokens=2))
         await wire.frames()
-    for query, headers, status in [
-        ("?after=1000", {}, 400),
-        ("?after=-1", {}, 400),
-        ("?after=x", {}, 400),
-        ("", {"Last-Event-ID": "nonsense"}, 400),
-        ("", {"Last-Event-ID": "tf-00:1"}, 404),
-        ("", {"Last-Event-ID": f"{id}:1000"}, 400),
+    for query, headers, status, param in [
+        ("?after=1000", {}, 400, "after"),
+        ("?after=-1", {}, 400, "after"),
+        ("?after=x", {}, 400, "after"),
+        ("?after=1000", {"Last-Event-ID": ""}, 400, "after"),
+        ("", {"Last-Event-ID": "nonsense"}, 400, "Last-Event-ID"),
+        ("", {"Last-Event-ID": "tf-00:1"}, 404, None),
+        ("", {"Last-Event-ID": f"{id}:1000"}, 400, "Last-Event-ID"),
+        ("?after=1", {"Last-Event-ID": f"{id}:1000"}, 400, "Last-Event-ID"),
     ]:
         answer = await ask(port, "GET", f"/v1/streams/{id}{query}", headers=ALICE | SSE | headers)
-        assert (answer.status, bool(answer.error)) == (status, True), (query, headers)
+        assert (answer.status, answer.error["param"]) == (status, param), (query, headers)
+    answer = await ask(port, "GET", "/stream?prompt=a", headers=ALICE | {"Last-Event-ID": f"{id}:1000"})
+    assert (answer.status, answer.error["param"]) == (400, "Last-Event-ID"), "what was sent, by its name"
 
 
 async def test_after_grace_it_is_gone_and_after_a_cancelled_one_nothing_is_kept(port: int) -> None:

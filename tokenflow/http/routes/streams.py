@@ -89,7 +89,12 @@ async def _event_source(service: Service) -> Response:
 def _read_on(service: Service, stream: Stream, after: int, dialect: Dialect) -> Response:
     if dialect is TOKENS and stream.asked.choices > 1:
         raise InvalidRequest("The small dialect has one choice, and this stream has more.", param="dialect")
-    reader = stream.attach(after)
+    try:
+        reader = stream.attach(after)
+    except InvalidRequest as exc:
+        if request.headers.get("Last-Event-ID"):  # which counts for more than the query
+            exc.param = "Last-Event-ID"
+        raise
     if reader.at_end:
         reader.close()
         return nothing()
