@@ -132,6 +132,12 @@ async def test_the_chat_stream_says_content(port: int) -> None:
     assert frames[2] == b"data: [DONE]"
 
 
+async def test_a_prompt_that_is_too_long_is_called_prompt(port: int) -> None:
+    for path in ("/v1/chat/stream", "/generate"):
+        answer = await ask(port, "POST", path, {"prompt": "x" * 100_000, "model": "m"}, headers=ALICE)
+        assert (answer.error["code"], answer.error["param"]) == ("context_length_exceeded", "prompt")
+
+
 @pytest.mark.parametrize("query", ["", "prompt=", "prompt=a&max_tokens=x", "prompt=a&on_disconnect=never"])
 async def test_a_wrong_query_is_a_400(port: int, query: str) -> None:
     answer = await ask(port, "GET", f"/stream?{query}", headers=ALICE)

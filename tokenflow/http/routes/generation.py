@@ -14,7 +14,7 @@ from quart_trio import QuartTrio
 from tokenflow.core.types import GenerationRequest
 from tokenflow.errors import InvalidRequest
 from tokenflow.http.framework import whole_body
-from tokenflow.http.speak import DIALECTS, as_body, as_events
+from tokenflow.http.speak import CONTENT, DIALECTS, as_body, as_events
 from tokenflow.service.service import Service
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/chat/completions_stream", "/generate", "/v1/chat/stream")
@@ -35,7 +35,12 @@ async def _generate(service: Service, path: str) -> Response:
     body = await whole_body()
     asked = _with_idempotency_key(dialect.parse(body))
     digest = b"" if asked.idempotency_key is None else sha256(path.encode() + b"\0" + body).digest()
-    stream, reader = await service.open(asked, key=g.key, route=path, digest=digest)
+    try:
+        stream, reader = await service.open(asked, key=g.key, route=path, digest=digest)
+    except InvalidRequest as exc:
+        if dialect is CONTENT and exc.param == "messages":
+            exc.param = "prompt"  # of which they were made
+        raise
     if asked.stream:
         return as_events(service, stream, reader, dialect, ids=asked.attendance.resumable)
     return await as_body(stream, reader, dialect)
