@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
 import socket
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import CONFIG
-from tokenflow.cli.serve import curl_line
+from tests.e2e.conftest import serving
+from tokenflow.cli.serve import announce, curl_line
 from tokenflow.config import Config, KeyConfig, ModelConfig
-from tokenflow.config.model import AuthConfig
+from tokenflow.config.model import AuthConfig, ServerConfig
+
+MODELS = {"m": ModelConfig(engine="x", options=None)}
+KEYS = AuthConfig(keys=(KeyConfig(name="a", sha256="a" * 64),))
+CURL = shutil.which("curl") or ""
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +33,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that a server was asked to serve; it is ready at once and ends."""
     configs: list[Config] = []
 
-    async def run(config: Config, registry: object, *, on_ready: Callable[[str, bool], None]) -> None:
+    async def run(config: Config, registry: object, *, on_ready: Callable[[str, bool, Set[str]], None]) -> None:
         configs.append(config)
-        on_ready("http://127.0.0.1:9", True)
+        on_ready("http://127.0.0.1:9", True, {"temperature"})
 
     monkeypatch.setattr("tokenflow.http.serve.run", run)
     return configs
@@ -76,16 +84,63 @@ def test_an_engine_that_does_not_open(run, folder: Path) -> None:
 
 
 def test_the_curl_line_survives_a_shell() -> None:
-    key = KeyConfig(name="a", sha256="a" * 64)
-    config = Config(auth=AuthConfig(keys=(key,)), models={"it's $HOME": ModelConfig(engine="x", options=None)})
-    words = shlex.split(curl_line(config, "http://h:1", True))
+    config = Config(auth=KEYS, models={"it's $HOME": ModelConfig(engine="x", options=None)})
+    words = shlex.split(curl_line(config, "http://h:1", True, set()))
     assert words[:3] == ["curl", "-N", "http://h:1/v1/chat/completions"]
     assert "Authorization: Bearer $TOKENFLOW_KEY" in words
     assert words[-1].startswith('{"model": "it\\u0027s $HOME", "stream": true')
 
 
 def test_a_model_without_a_chat_template_is_asked_to_complete() -> None:
-    config = Config(models={"m": ModelConfig(engine="x", options=None)})
-    words = shlex.split(curl_line(config, "http://h:1", False))
+    words = shlex.split(curl_line(Config(models=MODELS), "http://h:1", False, set()))
     assert words[2] == "http://h:1/v1/completions"
     assert '"prompt"' in words[-1] and "messages" not in words[-1]
+
+
+@pytest.mark.parametrize("capabilities", [set(), {"temperature"}])
+def test_only_what_the_model_can_do_is_asked_of_it(capabilities: set[str]) -> None:
+    body = json.loads(shlex.split(curl_line(Config(models=MODELS), "http://h:1", True, capabilities))[-1])
+    assert body["max_tokens"] == 64
+    assert ("temperature" in body) == ("temperature" in capabilities)
+
+
+@pytest.mark.skipif(not CURL, reason="there is no curl")
+def test_the_curl_line_works_as_it_is_printed(folder: Path) -> None:
+    """The engine of `conftest` has neither a temperature nor a chat template, as a first one of one's own has not."""
+    with serving(folder, CONFIG) as server:
+        assert server.process.stdout is not None
+        assert server.process.stdout.readline() == "Try it:\n"
+        line = server.process.stdout.readline()
+        answer = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30)
+    assert '"text":"ken"' in answer.stdout and answer.stdout.endswith("data: [DONE]\n\n")
+
+
+OTHERS = ", and on all other IPv{} addresses of this machine"
+LISTENING = {
+    "an address": ("127.0.0.2", "http://127.0.0.2:9", "http://127.0.0.2:9"),
+    "a name": ("localhost", "http://127.0.0.1:9", "http://127.0.0.1:9"),
+    "a certificate's name": ("models.example.org", "https://192.0.2.1:9", "https://models.example.org:9"),
+    "an address with TLS": ("127.0.0.1", "https://127.0.0.1:9", "https://127.0.0.1:9"),
+    "all": ("0.0.0.0", "http://0.0.0.0:9", "http://127.0.0.1:9" + OTHERS.format(4)),
+    "all of IPv6": ("::", "http://[::]:9", "http://[::1]:9" + OTHERS.format(6)),
+    "all with TLS": (
+        "0.0.0.0",
+        "https://0.0.0.0:9",
+        "https://localhost:9, and on all other IPv4 addresses of this machine",
+    ),
+}
+
+
+@pytest.mark.parametrize(("host", "url", "told"), LISTENING.values(), ids=LISTENING)
+def test_the_url_is_one_to_connect_to(host: str, url: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    announce(Config(server=ServerConfig(host=host), models=MODELS), url, True, set())
+    first, _, curl, chat = capsys.readouterr().out.splitlines()
+    connect_to = told.partition(",")[0]
+    assert first == f"Serving m on {told}"
+    assert curl.startswith(f"  curl -N {connect_to}/v1/")
+    assert chat == f"or: tokenflow chat --url {connect_to}"
+
+
+def test_where_keys_are_wanted_the_chat_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(Config(auth=KEYS, models=MODELS), "http://127.0.0.1:1", True, set())
+    assert capsys.readouterr().out.endswith('\nor: tokenflow chat --url http://127.0.0.1:1 --key "$TOKENFLOW_KEY"\n')

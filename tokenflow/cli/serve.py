@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Set
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 import trio
@@ -40,21 +43,48 @@ thresholds, collections that find nothing take a third of what opening a stream 
 each pass over the young is a pause for every stream, and thousands of idle connections are young for ever."""
 
 
-def announce(config: Config, url: str, chats: bool) -> None:
+def announce(config: Config, url: str, chats: bool, capabilities: Set[str]) -> None:
     """Say where the server is and how to try it; the last thing before it serves."""
     gc.collect()
     gc.freeze()  # what is here now stays: no collection need look at it again
     gc.set_threshold(*GC_THRESHOLDS)
     models = ", ".join(config.models)
-    click.echo(f"Serving {models} on {url}\nTry it:\n  {curl_line(config, url, chats)}")
+    url, elsewhere = usable(config, url)
+    click.echo(f"Serving {models} on {url}{elsewhere}\nTry it:\n  {curl_line(config, url, chats, capabilities)}")
     if chats:
-        click.echo(f"or: tokenflow chat --url {url}")
+        key = ' --key "$TOKENFLOW_KEY"' if config.auth.keys else ""
+        click.echo(f"or: tokenflow chat --url {url}{key}")
 
 
-def curl_line(config: Config, url: str, chats: bool) -> str:
-    """A line to paste into a shell that streams from the first model."""
+def usable(config: Config, url: str) -> tuple[str, str]:
+    """The URL for clients on this machine, and what to say of other addresses.
+
+    What stands for all addresses is none to connect to, and a certificate is for a name.
+    """
+    scheme, port, address = urlsplit(url).scheme, urlsplit(url).port, ip_address(urlsplit(url).hostname or "")
+    if address.is_unspecified:
+        local = "127.0.0.1" if address.version == 4 else "[::1]"
+        name = "localhost" if scheme == "https" else local
+        return f"{scheme}://{name}:{port}", f", and on all other IPv{address.version} addresses of this machine"
+    if scheme == "https" and _is_name(config.server.host):
+        return f"{scheme}://{config.server.host}:{port}", ""
+    return url, ""
+
+
+def _is_name(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def curl_line(config: Config, url: str, chats: bool, capabilities: Set[str]) -> str:
+    """A line to paste into a shell that streams from the first model, which has these capabilities."""
     model = next(iter(config.models))
-    body = {"model": model, "stream": True, "temperature": 0, "max_tokens": 64}
+    body: dict[str, object] = {"model": model, "stream": True}
+    body |= {"temperature": 0} if "temperature" in capabilities else {}
+    body |= {"max_tokens": 64}
     body |= {"messages": [{"role": "user", "content": "Say hello."}]} if chats else {"prompt": "Once upon a time"}
     route = "/v1/chat/completions" if chats else "/v1/completions"
     quoted = json.dumps(body).replace("'", "\\u0027")  # a quote in a model's id would end the shell's string

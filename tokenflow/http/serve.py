@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import closing
 
 import trio
@@ -46,11 +46,11 @@ MAX_FRAME_BYTES = 1_048_576
 """Of a WebSocket message from a client; a larger one is a close with 1009."""
 
 
-OnReady = Callable[[str, bool], None]
-"""Called once the server answers, with its URL and whether its first model can be talked with."""
+OnReady = Callable[[str, bool, Set[str]], None]
+"""Called once the server answers: its URL, whether its first model can be talked with, and that one's capabilities."""
 
 
-async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda url, chats: None) -> None:
+async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda *_: None) -> None:
     """Serve until a signal says otherwise.
 
     Raises:
@@ -68,7 +68,8 @@ async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda 
 
             def answers(url: str) -> None:
                 ready.set()
-                on_ready(url, service.model("").chats)
+                first = service.model("")
+                on_ready(url, first.chats, first.host.info.capabilities)
 
             async with alongside(service.run):
                 await _serve(service, listener, stop, answers)
