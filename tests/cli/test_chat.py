@@ -154,7 +154,7 @@ async def test_no_first_model(response: httpx2.Response, message: str) -> None:
 FAULTS = {
     "connect": (httpx2.ConnectError("all failed"), "cannot reach http://server:1: all failed; start it with"),
     "timeout": (httpx2.ReadTimeout("x"), "http://server:1 did not answer in time; see its log"),
-    "broken": (httpx2.RemoteProtocolError("peer left"), "cannot reach http://server:1: peer left"),
+    "broken": (httpx2.RemoteProtocolError("peer left"), "the connection to http://server:1 broke: peer left;"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -215,3 +216,19 @@ async def test_a_connection_that_breaks() -> None:
 
     with pytest.raises(LabError, match="the connection to http://server:1 broke: reset"):
         await Lab(generate=broken).measuring().run(lambda steps: None)
+
+
+@pytest.mark.parametrize("cause", [ssl.SSLError(1, "no"), socket.gaierror(8, "no")], ids=["no TLS", "no name"])
+async def test_what_starting_a_server_does_not_mend(cause: OSError) -> None:
+    def fail() -> httpx2.Response:
+        raise httpx2.ConnectError("outer") from cause
+
+    with pytest.raises(LabError) as caught:
+        await Lab(generated=fail).measuring().check()
+    assert "start it" not in caught.value.message
+
+
+def test_certificates_that_cannot_be_read(run, tmp_path: Path) -> None:
+    result = run("lab", "--url", "https://server", env={"SSL_CERT_FILE": str(tmp_path / "none.pem")})
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "none.pem cannot be used: No such file or directory" in result.stderr

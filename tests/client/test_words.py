@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 import httpx2
 import pytest
+import trio
+import trustme
 
 from tests.client.fake import Server
 from tokenflow.client import BadAnswer, Client, ServerError, Unreachable
@@ -80,7 +88,6 @@ def connect_error(cause: BaseException) -> Exception:
     [
         (ConnectionRefusedError(111, "Error connecting to ('x', 1): Connection refused"), "Connection refused"),
         (OSError("all failed"), "outer"),
-        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
         (ExceptionGroup("all", [ConnectionRefusedError(111, "x")]), "Connection refused"),
     ],
 )
@@ -88,6 +95,137 @@ async def test_the_cause_in_the_systems_words(cause: BaseException, words: str) 
     async with Server([], instead=[connect_error(cause)]).client() as client:
         with pytest.raises(Unreachable, match=f"^cannot reach http://server:1: {words}$"):
             await client.models()
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [socket.gaierror(-2, "no such name"), socket.gaierror(8, "no such name"), socket.herror(1, "no such name")],
+    ids=["gaierror", "gaierror as macOS numbers it", "herror"],
+)
+async def test_a_name_that_nobody_knows(cause: OSError) -> None:
+    async with Server([], instead=[connect_error(cause)]).client() as client:
+        with pytest.raises(Unreachable, match=r"^cannot find the host of http://server:1: no such name; look at"):
+            await client.models()
+
+
+async def test_a_connection_that_breaks_was_one() -> None:
+    async with Server([], instead=[httpx2.RemoteProtocolError("peer left.")]).client() as client:
+        with pytest.raises(Unreachable) as caught:
+            await client.models()
+    assert caught.value.message == (
+        "the connection to http://server:1 broke: peer left; if it serves TLS, write https://"
+    )
+
+
+# --- TLS ------------------------------------------------------------------------------------------------------------
+
+LISTING = b'{"data": [{"id": "m"}]}'
+
+
+async def answer(stream: trio.SSLStream) -> None:
+    with suppress(trio.BrokenResourceError):
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(LISTING), LISTING))
+        await stream.aclose()
+
+
+@asynccontextmanager
+async def over_tls(certificate: trustme.LeafCert) -> AsyncIterator[int]:
+    """The port of a server with that certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    certificate.configure_cert(context)
+    serve = partial(trio.serve_ssl_over_tcp, answer, 0, context, host="127.0.0.1", https_compatible=True)
+    async with trio.open_nursery() as nursery:
+        [listener] = await nursery.start(serve)
+        yield listener.transport_listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+async def refused(url: str) -> str:
+    async with Client(url) as client:
+        with pytest.raises(Unreachable) as caught:
+            await client.models()
+        with pytest.raises(Unreachable, match=re.escape(caught.value.message)):
+            async with client.completions("hello"):
+                pass
+    return caught.value.message.replace(url, "URL")
+
+
+@pytest.fixture
+def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
+    """One that is trusted once `SSL_CERT_FILE` is set, to `ca.pem`; which it is not."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return authority
+
+
+async def test_a_certificate_that_is_not_trusted(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with over_tls(authority.issue_cert("127.0.0.1")) as port:
+        assert re.fullmatch(
+            "the certificate of URL is not trusted: .*issuer.*; if you do trust it, set SSL_CERT_FILE=its.pem",
+            await refused(f"https://127.0.0.1:{port}"),
+        )
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        async with Client(f"https://127.0.0.1:{port}") as client:
+            assert await client.models() == ["m"]
+
+
+OF_NO_USE = {
+    "another name": ({}, "localhost", "is for another name: .*; use a URL with a name that it has"),
+    "over": ({"not_after": NOW}, "127.0.0.1", "is not trusted: certificate has expired; renew it, or set the clock"),
+}
+
+
+@pytest.mark.parametrize(("dates", "name", "words"), OF_NO_USE.values(), ids=OF_NO_USE)
+async def test_a_certificate_of_no_use(
+    dates: dict, name: str, words: str, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    async with over_tls(authority.issue_cert(name, **dates)) as port:
+        assert re.fullmatch(f"the certificate of URL {words}", await refused(f"https://127.0.0.1:{port}"))
+
+
+async def test_no_tls_where_it_is_looked_for() -> None:
+    async def hang_up(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.aclose()
+
+    async def talk_http(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    for handler, why in ((hang_up, "unexpected eof while reading"), (talk_http, "wrong version number")):
+        async with trio.open_nursery() as nursery:
+            [listener] = await nursery.start(partial(trio.serve_tcp, handler, 0, host="127.0.0.1"))
+            message = await refused(f"https://127.0.0.1:{listener.socket.getsockname()[1]}")
+            nursery.cancel_scope.cancel()
+        assert message == f"no TLS connection to URL: {why}; if it serves none, write http://"
+
+
+async def test_tls_where_none_is_looked_for(authority: trustme.CA) -> None:
+    async with over_tls(authority.issue_cert("127.0.0.1")) as port, Client(f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(Unreachable, match=r"broke: .*; if it serves TLS, write https://$"):
+            await client.models()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [("SSL_CERT_FILE", None, "No such file or directory"), ("SSL_CERT_FILE", "x", "it holds no certificate")],
+)
+def test_certificates_that_cannot_be_read(
+    name: str, content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trusted.pem"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv(name, str(path))
+    with pytest.raises(Unreachable) as caught:
+        Client("https://server")
+    assert caught.value.message == f"{name}={path} cannot be used: {why}; name a PEM file, or unset it"
 
 
 @pytest.mark.parametrize("url", ["server", "ftp://server", "http://a:b"])

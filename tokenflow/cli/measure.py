@@ -18,7 +18,7 @@ import trio
 from tokenflow.cli.figures import ASKED, TAKEN, TOKENS, Found, Timed, expected_text
 from tokenflow.client import BadAnswer, ClientError, CutOff, ServerError
 from tokenflow.client.errors import from_envelope, refusal
-from tokenflow.client.words import is_event_stream, unreachable, unwind
+from tokenflow.client.words import is_event_stream, unreachable, untrusting, unwind
 from tokenflow.core.sse import Event, Parser
 from tokenflow.errors import TokenflowError
 
@@ -79,18 +79,25 @@ class Measuring:
         """Connections to the server, and its faults in words."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            async with httpx2.AsyncClient(
-                base_url=self.url, headers=headers, timeout=httpx2.Timeout(10, read=45), transport=self.transport
-            ) as http:
+            async with self._client(headers) as http:
                 yield http
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as exc:
-            raise LabError(f"{unreachable(exc, self.url).message}; {START_IT}, or pass --url") from exc
+            message = unreachable(exc, self.url).message
+            nobody = message.startswith("cannot reach") or isinstance(exc, httpx2.ConnectTimeout)
+            raise LabError(f"{message}; {START_IT}, or pass --url" if nobody else message) from exc
         except httpx2.TransportError as exc:
             raise LabError(f"the connection to {self.url} broke: {exc or type(exc).__name__}") from exc
         except ServerError as exc:
             raise LabError(f"the server says: {exc.message} ({exc.code})") from exc
         except ClientError as exc:
             raise LabError(exc.message) from exc
+
+    def _client(self, headers: dict[str, str]) -> httpx2.AsyncClient:
+        timeout = httpx2.Timeout(10, read=45)
+        try:
+            return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, transport=self.transport)
+        except OSError as exc:
+            raise untrusting(exc) from exc
 
     async def _generate(self, http: httpx2.AsyncClient) -> str:
         response = await http.post("/generate", json={"prompt": self.prompt, "max_tokens": TOKENS})

@@ -13,7 +13,7 @@ import httpx2
 from tokenflow.client.errors import BadAnswer, refusal
 from tokenflow.client.patience import Patience
 from tokenflow.client.stream import Asked, Stream
-from tokenflow.client.words import id_of, retry_after_s, unreachable
+from tokenflow.client.words import id_of, retry_after_s, unreachable, untrusting
 
 CONNECT_S = 10.0
 SILENCE_S = 45.0
@@ -35,7 +35,7 @@ class Client:
         random: where jitter comes from.
 
     Raises:
-        Unreachable: `url` is no URL.
+        Unreachable: `url` is no URL, or the certificates that `SSL_CERT_FILE` names cannot be read.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class Client:
             )
         except httpx2.InvalidURL as exc:
             raise unreachable(exc, url) from exc
+        except OSError as exc:
+            raise untrusting(exc) from exc
         self._patience_s = patience_s
         self._random = Random() if random is None else random
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,6 +17,8 @@ import trio
 from tokenflow.client.errors import Unreachable
 
 REFUSAL_BYTES = 65_536
+_OTHER_NAME, _OTHER_TIME = (62, 64), (9, 10)
+"""OpenSSL's X509_V_ERR_…: HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH; CERT_NOT_YET_VALID, CERT_HAS_EXPIRED."""
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.~-]{0,199}")
 
 
@@ -68,21 +72,52 @@ def retry_after_s(value: str | None, now: Callable[[], datetime] = lambda: datet
 
 
 def unreachable(exc: Exception, url: str) -> Unreachable:
-    """Why no request got through, in a line for people."""
+    """Why no request got through, in a line for people, with the way out where it is known here."""
     url = url.rstrip("/")
     if isinstance(exc, httpx2.UnsupportedProtocol | httpx2.InvalidURL):
         return Unreachable(f"{url!r} is no URL ({exc}); write one like http://127.0.0.1:8000")
     if isinstance(exc, httpx2.TimeoutException):
         return Unreachable(f"{url} did not answer in time")
-    return Unreachable(f"cannot reach {url}: {_cause(exc)}")
+    cause = _cause(exc)
+    if isinstance(cause, ssl.SSLError):
+        return Unreachable(_no_tls(cause, url))
+    if isinstance(cause, socket.gaierror | socket.herror):
+        return Unreachable(f"cannot find the host of {url}: {cause.strerror}; look at its name, and at the network")
+    # Trio puts the address in front of strerror.
+    why = str(exc).rstrip(".") if cause is None else os.strerror(cause.errno or 0)
+    if isinstance(exc, httpx2.ConnectError):
+        return Unreachable(f"cannot reach {url}: {why}")
+    way_out = "; if it serves TLS, write https://" if url.startswith("http://") else ""
+    return Unreachable(f"the connection to {url} broke: {why}{way_out}")
 
 
-def _cause(exc: BaseException) -> str:
-    """The operating system's own words at the bottom of an error; libraries on the way only say that they failed."""
+def untrusting(exc: OSError) -> Unreachable:
+    """Why the certificates that the environment names cannot be had, in a line for people."""
+    name = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), "SSL_CERT_FILE")
+    why = "it holds no certificate" if isinstance(exc, ssl.SSLError) else exc.strerror or exc
+    return Unreachable(f"{name}={os.environ.get(name, '')} cannot be used: {why}; name a PEM file, or unset it")
+
+
+def _no_tls(exc: ssl.SSLError, url: str) -> str:
+    """The number of such an error is OpenSSL's own, whatever the system calls it by."""
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        # Where the system verifies, as on macOS, the code is its own.
+        why, code = str(getattr(exc, "verify_message", None) or exc).rstrip("."), getattr(exc, "verify_code", None)
+        if code in _OTHER_NAME:
+            return f"the certificate of {url} is for another name: {why}; use a URL with a name that it has"
+        if code in _OTHER_TIME:
+            return f"the certificate of {url} is not trusted: {why}; renew it, or set the clock"
+        return f"the certificate of {url} is not trusted: {why}; if you do trust it, set SSL_CERT_FILE=its.pem"
+    reason = getattr(exc, "reason", None)
+    why = reason.replace("_", " ").lower() if reason else str(exc)
+    return f"no TLS connection to {url}: {why}; if it serves none, write http://"
+
+
+def _cause(exc: BaseException) -> OSError | None:
+    """The system's own error at the bottom of one; libraries on the way only say that they failed."""
     inner: BaseException | None = exc
     while inner is not None:
-        if isinstance(inner, OSError) and inner.errno:
-            # Trio puts the address in front of strerror; name resolution has numbers of its own, below 0.
-            return os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
+        if isinstance(inner, ssl.SSLError) or (isinstance(inner, OSError) and inner.errno):
+            return inner
         inner = inner.exceptions[0] if isinstance(inner, BaseExceptionGroup) else inner.__cause__ or inner.__context__
-    return str(exc)
+    return None
