@@ -17,6 +17,7 @@ import httpx2
 import pytest
 import trio
 
+from tests.cli.conftest import CONFIG
 from tests.cutproxy import Cut, cutting
 from tests.e2e.conftest import serving
 from tokenflow.cli import chat
@@ -107,6 +108,35 @@ async def test_the_first_model_and_the_key() -> None:
     await ask(server.talk(model=None, key="secret"))
     assert [request.headers["authorization"] for request in server.requests] == ["Bearer secret"] * 2
     assert server.bodies()[0]["model"] == "first"
+
+
+def models(**capabilities: object) -> httpx2.Response:
+    return httpx2.Response(200, json={"data": [{"id": id, "capabilities": can} for id, can in capabilities.items()]})
+
+
+USUAL = {
+    "it can": (models(other=[], m=["temperature"]), {"temperature": 0.3}),
+    "it cannot": (models(other=["temperature"], m=["pause"]), {}),
+    "it is not listed": (models(other=["temperature"]), {}),
+    "another server": (httpx2.Response(200, json={"data": [{"id": "m"}]}), {}),
+    "a hostile one": (models(m=7), {}),
+    "no list": (httpx2.Response(404), {}),
+    "something else": (httpx2.Response(200, text="<html>"), {}),
+}
+
+
+@pytest.mark.parametrize(("response", "sent"), USUAL.values(), ids=USUAL)
+async def test_what_nobody_asked_for_is_sent_where_the_model_can_do_it(response: httpx2.Response, sent: dict) -> None:
+    server = Server(response, answer())
+    await ask(server.talk(usual={"temperature": 0.3}))
+    assert [request.url.path for request in server.requests] == ["/v1/models", "/v1/chat/completions"]
+    assert server.bodies()[0].get("temperature") == sent.get("temperature")
+
+
+async def test_what_was_asked_for_is_sent() -> None:
+    server = Server(models(m=[]), answer())
+    await ask(server.talk(model=None, options={"temperature": 0.5}))
+    assert server.bodies()[0]["temperature"] == 0.5
 
 
 ERROR = {"error": {"message": "No such model.", "code": "model_not_found"}}
@@ -301,8 +331,14 @@ def test_options(run, talks) -> None:
 
 def test_environment(run, talks) -> None:
     run("chat", "hello", env={"TOKENFLOW_URL": "http://h:2", "TOKENFLOW_KEY": "k"})
-    usual = {"max_tokens": 1024, "temperature": 0.3}
-    assert talks == [(Talk(url="http://h:2", key="k", options=usual), HELLO)]
+    options, usual = {"max_tokens": 1024}, {"temperature": 0.3}
+    assert talks == [(Talk(url="http://h:2", key="k", options=options, usual=usual), HELLO)]
+
+
+@pytest.mark.parametrize("value", ["-0.1", "2.1", "hot"])
+def test_a_temperature_that_no_server_takes(value: str, run, talks) -> None:
+    result = run("chat", "hello", "--temperature", value)
+    assert (result.exit_code, talks) == (2, []) and value in result.stderr
 
 
 def test_a_pipe_is_the_message(run, talks) -> None:
@@ -341,6 +377,23 @@ def test_nobody_listens(run) -> None:
         f"tokenflow: cannot reach http://127.0.0.1:{port}: Connection refused; "
         "start it with `tokenflow serve`, or pass --url\n"
     )
+
+
+def test_a_model_without_a_chat_template(run, folder: Path) -> None:
+    """And without a temperature, which is not what is wrong."""
+    with serving(folder, CONFIG) as server:
+        for options in ((), ("--model", "m"), ("--temperature", "1.5")):
+            result = run("chat", "hello", "--url", server.url, *options)
+            assert result.exit_code == 1
+            assert result.stderr.startswith("tokenflow: This model has no chat template; use /v1/completions.")
+
+
+def test_a_model_without_a_temperature(run, folder: Path) -> None:
+    with serving(folder, CONFIG + '[models.m.chat]\ntemplate = "{{ messages[0].content }}"\n') as server:
+        result = run("chat", "hello", "--url", server.url)
+        assert (result.exit_code, result.stdout) == (0, "token\n")
+        result = run("chat", "hello", "--url", server.url, "--temperature", "0.3")
+        assert result.stderr.startswith("tokenflow: This model's engine cannot do temperature.")
 
 
 # --- over connections that break ------------------------------------------------------------------------------------

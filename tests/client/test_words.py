@@ -77,6 +77,19 @@ async def test_models() -> None:
             await client.models()
 
 
+async def test_models_as_the_server_describes_them() -> None:
+    described = {"id": "a", "capabilities": ["seed"]}
+    async with Server([], instead=[httpx2.Response(200, json={"data": [described]})]).client() as client:
+        assert await client.listing() == [described]
+
+
+@pytest.mark.parametrize("data", [["a"], [{"name": "a"}], [["id"]], None, 7])
+async def test_no_list_of_models(data: object) -> None:
+    async with Server([], instead=[httpx2.Response(200, json={"data": data})]).client() as client:
+        with pytest.raises(BadAnswer, match="lists no models"):
+            await client.listing()
+
+
 def connect_error(cause: BaseException) -> Exception:
     error = httpx2.ConnectError("outer")
     error.__cause__ = cause

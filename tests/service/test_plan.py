@@ -9,7 +9,7 @@ import pytest
 
 from tokenflow.api import Dry, EngineInfo, Grammar, InvalidRequest, Mirostat, Sampling, Xtc
 from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
-from tokenflow.core.types import GenerationRequest, TokenPrompt
+from tokenflow.core.types import ChatPrompt, GenerationRequest, TokenPrompt
 from tokenflow.service.plan import _NEUTRAL, Plan, Planner
 
 ASKED = {
@@ -32,8 +32,8 @@ async def plan(
 ) -> Plan:
     info = EngineInfo(model="m", context_length=64, slots=1, capabilities=frozenset(capabilities))
     planner = Planner(info, None, LIMITS, TimeoutsConfig(), StreamConfig(), ReplayConfig())
-    prompts = (TokenPrompt(tokens=(1,)),)
-    request = GenerationRequest(model="m", prompts=prompts, sampling=sampling, grammar=grammar, **fields)
+    fields.setdefault("prompts", (TokenPrompt(tokens=(1,)),))
+    request = GenerationRequest(model="m", sampling=sampling, grammar=grammar, **fields)
     return await planner.plan(request, engine, "id")
 
 
@@ -45,6 +45,12 @@ async def test_what_the_engine_cannot_do(capability: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await plan(set(ASKED) - {capability}, sampling)
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+async def test_a_model_that_cannot_chat_says_so_before_all_else() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await plan(set(), Sampling(temperature=0.3), n=99, prompts=(ChatPrompt(messages=()),))
+    assert caught.value.message == "This model has no chat template; use /v1/completions."
 
 
 def test_every_field_of_sampling_is_looked_at() -> None:

@@ -16,6 +16,9 @@ from tokenflow.cli.group import INTERRUPTED
 if TYPE_CHECKING:
     from tokenflow.cli.talk import Message, Reply, Talk
 
+TEMPERATURE = 0.3
+"""Small models talk nonsense at 1."""
+
 
 @click.command("chat")
 @click.argument("message", required=False)
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
 @click.option("--key", envvar="TOKENFLOW_KEY", show_envvar=True, help="API key.")
 @click.option("--system", help="A system message in front.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=1024, show_default=True)
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.3, show_default=True)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 2), help=f"{TEMPERATURE} otherwise, where the model's engine has one."
+)
 @click.pass_context
 def chat_command(
     ctx: click.Context,
@@ -34,7 +39,7 @@ def chat_command(
     key: str | None,
     system: str | None,
     max_tokens: int,
-    temperature: float,
+    temperature: float | None,
 ) -> None:
     """Ask a server and show the answer as it comes.
 
@@ -44,9 +49,10 @@ def chat_command(
     """
     from tokenflow.cli.talk import Talk  # here, for the HTTP client is slow to import
 
-    options = {"max_tokens": max_tokens, "temperature": temperature}
+    given = {} if temperature is None else {"temperature": temperature}
+    usual = {} if given else {"temperature": TEMPERATURE}
     url = url.rstrip("/").removesuffix("/v1")  # as it is given to an SDK
-    talk = Talk(url=url, key=key, model=model, options=options)
+    talk = Talk(url=url, key=key, model=model, options={"max_tokens": max_tokens} | given, usual=usual)
     history: list[Message] = [{"role": "system", "content": system}] if system else []
     if message is None and _is_terminal():
         converse(talk, history)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import httpx2
 import trio
 
-from tokenflow.client import Client, ClientError, CutOff, ServerError, Unreachable
+from tokenflow.client import BadAnswer, Client, ClientError, CutOff, ServerError, Unreachable
 from tokenflow.errors import TokenflowError
 
 Message = Mapping[str, str]
@@ -49,6 +49,8 @@ class Talk:
     """None: the first that the server lists."""
     options: Mapping[str, float] = field(default_factory=dict)
     """`max_tokens` and the like, sent as they are."""
+    usual: Mapping[str, float] = field(default_factory=dict)
+    """Sent too, each where the model lists it among its capabilities: nobody asked for them."""
     transport: httpx2.AsyncBaseTransport | None = None
     """Instead of the network."""
 
@@ -101,8 +103,8 @@ class Talk:
     ) -> ChatError | None:
         try:
             async with Client(self.url, self.key, transport=self.transport) as client:
-                model = self.model or await _first_model(client)
-                async with client.chat(messages, model=model, **self.options) as stream:
+                model, options = await self._question(client)
+                async with client.chat(messages, model=model, **options) as stream:
                     async for delta in stream:
                         if delta.reasoning:
                             think(delta.reasoning)
@@ -116,19 +118,29 @@ class Talk:
             return error
         return None
 
+    async def _question(self, client: Client) -> tuple[str, dict[str, float]]:
+        """Which model is asked, and with which options."""
+        if self.model and not self.usual:
+            return self.model, dict(self.options)
+        try:
+            offered = await client.listing()
+        except (ServerError, BadAnswer):
+            if not self.model:
+                raise
+            offered = []  # another server may list none; what else is wrong, the question will be told
+        if not self.model and not offered:
+            raise ServerError("the server lists no models")
+        model = self.model or str(offered[0]["id"])
+        can = next((entry.get("capabilities") for entry in offered if entry["id"] == model), None)
+        able = {name: value for name, value in self.usual.items() if isinstance(can, list) and name in can}
+        return model, able | dict(self.options)
+
 
 async def _interrupt(signals: AsyncIterator[int], reply: Reply, scope: trio.CancelScope) -> None:
     async for number in signals:
         reply.interrupted = True
         reply.killed_by = None if number == signal.SIGINT else number
         scope.cancel()
-
-
-async def _first_model(client: Client) -> str:
-    models = await client.models()
-    if not models:
-        raise ServerError("the server lists no models")
-    return models[0]
 
 
 def _advice(exc: ClientError) -> str:

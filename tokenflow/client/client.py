@@ -76,7 +76,11 @@ class Client:
         await self._http.__aexit__(exc_type, exc, trace)
 
     async def models(self) -> list[str]:
-        """The ids of what can be asked for.
+        """The ids of what can be asked for. Raises as `listing` does."""
+        return [entry["id"] for entry in await self.listing()]
+
+    async def listing(self) -> list[dict[str, Any]]:
+        """What can be asked for, each as the server describes it: `id`, and what this server adds, like `capabilities`.
 
         Raises:
             Unreachable: no answer.
@@ -91,7 +95,7 @@ class Client:
             wait_s = retry_after_s(response.headers.get("Retry-After"))
             raise refusal(response.status_code, response.content, wait_s)
         try:
-            return [str(entry["id"]) for entry in response.json()["data"]]
+            return [dict(entry) | {"id": str(entry["id"])} for entry in response.json()["data"]]
         except (ValueError, LookupError, TypeError):
             message = f"{self._http.base_url} lists no models as OpenAI's dialect does; is it tokenflow?"
             raise BadAnswer(message) from None

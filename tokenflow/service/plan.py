@@ -84,6 +84,8 @@ class Planner:
             InvalidRequest: with the field's name in `param`.
         """
         request = _with_forced_call(request)
+        if any(isinstance(prompt, ChatPrompt) for prompt in request.prompts):
+            self._can_chat()  # first, for no other field is worth mending where it cannot
         self._check_limits(request)
         self._check_capabilities(request)
         self._check_vocabulary(request)
@@ -137,10 +139,13 @@ class Planner:
             case TextPrompt(text=text):
                 return [Segment(text, special)]
             case ChatPrompt():
-                if self._chat is None:
-                    raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
                 now = datetime.now(UTC).astimezone()
-                return self._chat.render(prompt, now=now, add_generation_prompt=opening)
+                return self._can_chat().render(prompt, now=now, add_generation_prompt=opening)
+
+    def _can_chat(self) -> ChatModel:
+        if self._chat is None:
+            raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
+        return self._chat
 
     def _reader(
         self, request: GenerationRequest, prompt: Prompt, segments: list[Segment], seed: str
