@@ -168,7 +168,7 @@ async def test_what_the_server_says_is_shown(response: httpx2.Response, message:
 
 
 MODELS = {
-    "refused": (httpx2.Response(401, json={"error": {"message": "No key."}}), "No key."),
+    "refused": (httpx2.Response(403, json={"error": {"message": "Not you."}}), "Not you."),
     "none": (httpx2.Response(200, json={"data": []}), "the server lists no models"),
     "no JSON": (httpx2.Response(200, text="x"), "http://server:1 lists no models as OpenAI's dialect does"),
 }
@@ -179,6 +179,21 @@ async def test_no_first_model(response: httpx2.Response, message: str) -> None:
     with pytest.raises(ChatError) as caught:
         await ask(Server(response).talk(model=None))
     assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (None, "the server wants an API key; pass --key, or set TOKENFLOW_KEY"),
+        ("k", "Wrong; look at --key and TOKENFLOW_KEY"),
+    ],
+)
+async def test_keys(key: str | None, message: str, model: str | None) -> None:
+    server = Server(*[httpx2.Response(401, json={"error": {"message": "Wrong.", "code": "x"}}) for _ in range(2)])
+    with pytest.raises(ChatError) as caught:
+        await ask(server.talk(key=key, model=model, usual={"temperature": 0.3}))
+    assert caught.value.message == message
 
 
 FAULTS = {
@@ -263,6 +278,18 @@ def test_a_line_end_follows_what_was_shown(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == ""
 
 
+CUT = [chunk("to"), chunk(finish_reason="length") + b"data: [DONE]\n\n"]
+
+
+def test_an_answer_that_its_length_cut_says_so_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    say(Server(answer(CUT)).talk(), HELLO)
+    shown = capsys.readouterr()
+    assert shown.out == "to\n"
+    assert shown.err == "(cut short: --max-tokens, the server or the context allows no more)\n"
+    say(Server(answer()).talk(), HELLO)
+    assert capsys.readouterr().err == ""
+
+
 def typing(*lines: str | BaseException) -> Callable[[str], str]:
     """What a person types, then Ctrl-D."""
     remaining = [*lines, EOFError()]
@@ -303,6 +330,43 @@ def test_a_failed_turn_is_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
         [{"role": "user", "content": text}] for text in ("one", "two", "three")
     ]
     assert capsys.readouterr().err == "tokenflow: No such model. (model_not_found)\n"
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def test_a_new_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(answer(), answer())
+    converse(server.talk(), [SYSTEM], typing("hello", " /new ", "/news"))
+    assert server.bodies()[1]["messages"] == [SYSTEM, {"role": "user", "content": "/news"}]
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("token\ntoken\n\n", "(a new conversation)\n")
+
+
+def too_long(status: int, **error: str) -> httpx2.Response:
+    return httpx2.Response(status, json={"error": {"message": "No."} | error})
+
+
+TOO_LONG = {
+    "the context": (too_long(400, code="context_length_exceeded"), True),
+    "a limit": (too_long(400, param="messages", code="invalid_value"), True),
+    "the body": (too_long(413, code="body_too_large"), True),
+    "something else": (too_long(400, param="model", code="invalid_value"), False),
+    "a failure": (too_long(500), False),
+}
+
+
+@pytest.mark.parametrize(("response", "outgrown"), TOO_LONG.values(), ids=TOO_LONG)
+def test_a_conversation_that_outgrew_its_context(
+    response: httpx2.Response, outgrown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converse(Server(answer(), response).talk(), [SYSTEM], typing("hello", "again"))
+    assert ("; /new begins a new conversation\n" in capsys.readouterr().err) == outgrown
+
+
+def test_one_message_too_long_is_not_mended_by_a_new_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    converse(Server(too_long(400, code="context_length_exceeded")).talk(), [SYSTEM], typing("hello"))
+    assert capsys.readouterr().err == "tokenflow: No. (context_length_exceeded)\n"
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -349,6 +413,19 @@ def test_a_pipe_is_the_message(run, talks) -> None:
 def test_a_pipe_of_any_bytes_is_a_message(run, talks) -> None:
     run("chat", input=b"\xff\r\n")
     assert talks[0][1] == [{"role": "user", "content": "\udcff\n"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "piped"), [([""], ""), ([" \n"], ""), ([], ""), ([], "\n")], ids=["none", "blank", "no pipe", "empty"]
+)
+def test_an_empty_message(arguments: list[str], piped: str, run, talks) -> None:
+    result = run("chat", *arguments, input=piped)
+    assert (result.exit_code, talks) == (1, [])
+    assert result.stderr == "tokenflow: the message is empty; write one as an argument, or send one through a pipe\n"
+
+
+def test_the_help_says_how_to_begin_anew(run) -> None:
+    assert "/new begins a new conversation" in " ".join(run("chat", "--help").stdout.split())
 
 
 def test_no_standard_input_is_an_empty_message(run, talks, monkeypatch: pytest.MonkeyPatch) -> None:

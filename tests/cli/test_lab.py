@@ -204,6 +204,14 @@ async def test_other_servers(instead: dict[str, httpx2.Response], words: str, au
         await measuring.run(lambda steps: None)
 
 
+@pytest.mark.parametrize(("key", "words"), [(None, "wants an API key; pass --key"), ("k", "^Wrong; look at --key and")])
+async def test_a_server_with_keys(key: str | None, words: str) -> None:
+    refusal = httpx2.Response(401, json={"error": {"message": "Wrong."}})
+    measuring = Measuring(url=URL, key=key, prompt="p", transport=httpx2.MockTransport(lambda _: refusal))
+    with pytest.raises(LabError, match=words):
+        await measuring.check()
+
+
 async def test_a_server_that_never_stops(autojump_clock) -> None:
     made = iter(range(ASKED * 100))
     with pytest.raises(LabError, match="the server still generates"):

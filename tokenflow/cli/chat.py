@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 0.3
 """Small models talk nonsense at 1."""
+NEW = "/new"
+"""The line that begins a new conversation."""
 
 
 @click.command("chat")
@@ -28,7 +30,7 @@ TEMPERATURE = 0.3
 @click.option("--system", help="A system message in front.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=1024, show_default=True)
 @click.option(
-    "--temperature", type=click.FloatRange(0, 2), help=f"{TEMPERATURE} otherwise, where the model's engine has one."
+    "--temperature", type=click.FloatRange(0, 2), help=f"Left out: {TEMPERATURE}, where the model's engine has one."
 )
 @click.pass_context
 def chat_command(
@@ -45,20 +47,23 @@ def chat_command(
 
     Without MESSAGE it is a conversation; what comes through a pipe is the message.
 
-    Ctrl-C ends the answer: the server stops generating. In a conversation you are back at the prompt; Ctrl-D leaves.
+    Ctrl-C ends the answer: the server stops generating. In a conversation you are back at the prompt; there a line
+    /new begins a new conversation, with the same --system, and Ctrl-D leaves.
     """
-    from tokenflow.cli.talk import Talk  # here, for the HTTP client is slow to import
+    from tokenflow.cli.talk import ChatError, Talk  # here, for the HTTP client is slow to import
 
     given = {} if temperature is None else {"temperature": temperature}
     usual = {} if given else {"temperature": TEMPERATURE}
     url = url.rstrip("/").removesuffix("/v1")  # as it is given to an SDK
     talk = Talk(url=url, key=key, model=model, options={"max_tokens": max_tokens} | given, usual=usual)
-    history: list[Message] = [{"role": "system", "content": system}] if system else []
+    opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if message is None and _is_terminal():
-        converse(talk, history)
+        converse(talk, opening)
         return
     text = message if message is not None else _piped()
-    reply = say(talk, [*history, {"role": "user", "content": text}])
+    if not text.strip():
+        raise ChatError("the message is empty; write one as an argument, or send one through a pipe")
+    reply = say(talk, [*opening, {"role": "user", "content": text}])
     if reply.interrupted:
         ctx.exit(INTERRUPTED)
 
@@ -73,14 +78,15 @@ def _piped() -> str:
     return "" if sys.stdin is None else sys.stdin.read()
 
 
-def converse(talk: Talk, history: list[Message], ask_for: Callable[[str], str] = input) -> None:
-    """Prompt, answer, and again, until the end of input.
+def converse(talk: Talk, opening: list[Message], ask_for: Callable[[str], str] = input) -> None:
+    """Prompt, answer, and again, until the end of input; `opening` is in front of every conversation.
 
     The prompt is the terminal's own, outside of Trio: line editing works, and Ctrl-C there is an ordinary
     KeyboardInterrupt. Only the answer runs in Trio.
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # arrow keys and history for input()
+    said: list[Message] = []
     while True:
         try:
             text = ask_for("> ")
@@ -90,19 +96,23 @@ def converse(talk: Talk, history: list[Message], ask_for: Callable[[str], str] =
         except KeyboardInterrupt:
             click.echo("\n(Ctrl-D leaves)")
             continue
-        if text.strip():
-            history += _turn(talk, history, text)
+        if text.strip() == NEW:
+            said.clear()
+            click.echo("(a new conversation)", err=True)
+        elif text.strip():
+            said += _turn(talk, opening, said, text)
 
 
-def _turn(talk: Talk, history: list[Message], text: str) -> list[Message]:
+def _turn(talk: Talk, opening: list[Message], said: list[Message], text: str) -> list[Message]:
     """What was asked and answered, to remember; nothing if it failed, so that it can be asked again."""
-    from tokenflow.cli.talk import ChatError
+    from tokenflow.cli.talk import ChatError, is_too_long
 
     asked: Message = {"role": "user", "content": text}
     try:
-        reply = say(talk, [*history, asked])
+        reply = say(talk, [*opening, *said, asked])
     except ChatError as exc:
-        click.echo(f"tokenflow: {exc.message}", err=True)
+        way_out = f"; {NEW} begins a new conversation" if said and is_too_long(exc) else ""
+        click.echo(f"tokenflow: {exc.message}{way_out}", err=True)
         return []
     # An answer that was cut short was still said; without any, two user messages would follow each other.
     return [asked, {"role": "assistant", "content": reply.text}] if reply.text else []
@@ -111,7 +121,8 @@ def _turn(talk: Talk, history: list[Message], text: str) -> list[Message]:
 def say(talk: Talk, messages: list[Message]) -> Reply:
     """One answer to the terminal, with a line end after it, however it ends.
 
-    Reasoning is shown beside it, on standard error: it is no part of what is piped on.
+    Reasoning is shown beside it, on standard error, and so is that an answer was cut: they are no part of what is
+    piped on.
     """
     begun = thinking = False
 
@@ -133,11 +144,14 @@ def say(talk: Talk, messages: list[Message]) -> Reply:
         click.echo(printable(text), nl=False)
 
     try:
-        return trio.run(talk.ask, messages, show, think)
+        reply = trio.run(talk.ask, messages, show, think)
     finally:
         end_thinking()
         if begun:
             click.echo()
+    if reply.finish_reason == "length":
+        click.echo("(cut short: --max-tokens, the server or the context allows no more)", err=True)
+    return reply
 
 
 def printable(text: str) -> str:

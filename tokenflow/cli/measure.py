@@ -16,6 +16,7 @@ import httpx2
 import trio
 
 from tokenflow.cli.figures import ASKED, TAKEN, TOKENS, Found, Timed, expected_text
+from tokenflow.cli.talk import about_key
 from tokenflow.client import BadAnswer, ClientError, CutOff, ServerError
 from tokenflow.client.errors import from_envelope, refusal
 from tokenflow.client.words import is_event_stream, unreachable, untrusting, unwind
@@ -88,7 +89,10 @@ class Measuring:
         except httpx2.TransportError as exc:
             raise LabError(f"the connection to {self.url} broke: {exc or type(exc).__name__}") from exc
         except ServerError as exc:
-            raise LabError(f"the server says: {exc.message} ({exc.code})") from exc
+            unknown = exc.status == 401
+            raise LabError(
+                about_key(exc, self.key) if unknown else f"the server says: {exc.message} ({exc.code})"
+            ) from exc
         except ClientError as exc:
             raise LabError(exc.message) from exc
 

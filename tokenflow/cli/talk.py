@@ -113,7 +113,7 @@ class Talk:
                             show(delta.text)
                     reply.finish_reason, reply.done = stream.finish_reason, True
         except ClientError as exc:
-            error = ChatError(_advice(exc))
+            error = ChatError(_advice(exc, self.key))
             error.__cause__ = exc
             return error
         return None
@@ -143,9 +143,28 @@ async def _interrupt(signals: AsyncIterator[int], reply: Reply, scope: trio.Canc
         scope.cancel()
 
 
-def _advice(exc: ClientError) -> str:
+def is_too_long(error: ChatError) -> bool:
+    """Whether the messages were more than the server takes, or the model's context holds."""
+    match error.__cause__:
+        case ServerError(status=413) | ServerError(code="context_length_exceeded"):
+            return True
+        case ServerError(status=400, param="messages"):
+            return True
+    return False
+
+
+def about_key(exc: ServerError, key: str | None) -> str:
+    """What a 401 means to somebody at a keyboard."""
+    if key is None:
+        return "the server wants an API key; pass --key, or set TOKENFLOW_KEY"
+    return f"{exc.message.rstrip('.')}; look at --key and TOKENFLOW_KEY"
+
+
+def _advice(exc: ClientError, key: str | None) -> str:
     """What happened, and what may help."""
     match exc:
+        case ServerError(status=401):
+            return about_key(exc, key)
         case Unreachable() if exc.message.startswith("cannot reach"):
             return f"{exc.message}; start it with `tokenflow serve`, or pass --url"
         case Unreachable() if exc.message.endswith("in time"):
