@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import socket
@@ -18,6 +19,7 @@ from tokenflow.cli.serve import announce, curl_line
 from tokenflow.config import Config, KeyConfig, ModelConfig
 from tokenflow.config.model import AuthConfig, ServerConfig
 
+ROOT = Path(__file__).parents[2]
 MODELS = {"m": ModelConfig(engine="x", options=None)}
 KEYS = AuthConfig(keys=(KeyConfig(name="a", sha256="a" * 64),))
 CURL = shutil.which("curl") or ""
@@ -144,3 +146,19 @@ def test_the_url_is_one_to_connect_to(host: str, url: str, told: str, capsys: py
 def test_where_keys_are_wanted_the_chat_has_one(capsys: pytest.CaptureFixture[str]) -> None:
     announce(Config(auth=KEYS, models=MODELS), "http://127.0.0.1:1", True, set())
     assert capsys.readouterr().out.endswith('\nor: tokenflow chat --url http://127.0.0.1:1 --key "$TOKENFLOW_KEY"\n')
+
+
+def test_the_readme_shows_what_is_printed(run, served: list[Config]) -> None:
+    result = run("serve", "-c", str(ROOT / "conf" / "tokenflow.toml"))
+    [config] = served
+    printed = result.stdout.replace("http://127.0.0.1:9", f"http://{config.server.host}:{config.server.port}")
+    assert printed.startswith("Serving smollm2 on http://127.0.0.1:8000\n")
+    assert f"```\n{printed}```\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_the_readme_asks_of_the_small_model_is_short_and_sensible() -> None:
+    start = (ROOT / "README.md").read_text(encoding="utf-8").split("## Start", 1)[1].split("\n## ", 1)[0]
+    examples = [block for block in start.split("```")[1::2] if "Say hello." in block]
+    assert len(examples) == 3
+    for example in examples:
+        assert re.search(r'temperature"?[=:] ?0\b', example) and re.search(r'max_tokens"?[=:] ?64\b', example)
