@@ -35,9 +35,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that a server was asked to serve; it is ready at once and ends."""
     configs: list[Config] = []
 
-    async def run(config: Config, registry: object, *, on_ready: Callable[[str, bool, Set[str]], None]) -> None:
+    async def run(config: Config, registry: object, *, on_ready: Callable[[str, Set[str]], None]) -> None:
         configs.append(config)
-        on_ready("http://127.0.0.1:9", True, {"temperature"})
+        on_ready("http://127.0.0.1:9", {"chat", "temperature"})
 
     monkeypatch.setattr("tokenflow.http.serve.run", run)
     return configs
@@ -87,21 +87,21 @@ def test_an_engine_that_does_not_open(run, folder: Path) -> None:
 
 def test_the_curl_line_survives_a_shell() -> None:
     config = Config(auth=KEYS, models={"it's $HOME": ModelConfig(engine="x", options=None)})
-    words = shlex.split(curl_line(config, "http://h:1", True, set()))
+    words = shlex.split(curl_line(config, "http://h:1", {"chat"}))
     assert words[:3] == ["curl", "-N", "http://h:1/v1/chat/completions"]
     assert "Authorization: Bearer $TOKENFLOW_KEY" in words
     assert words[-1].startswith('{"model": "it\\u0027s $HOME", "stream": true')
 
 
 def test_a_model_without_a_chat_template_is_asked_to_complete() -> None:
-    words = shlex.split(curl_line(Config(models=MODELS), "http://h:1", False, set()))
+    words = shlex.split(curl_line(Config(models=MODELS), "http://h:1", set()))
     assert words[2] == "http://h:1/v1/completions"
     assert '"prompt"' in words[-1] and "messages" not in words[-1]
 
 
 @pytest.mark.parametrize("capabilities", [set(), {"temperature"}])
 def test_only_what_the_model_can_do_is_asked_of_it(capabilities: set[str]) -> None:
-    body = json.loads(shlex.split(curl_line(Config(models=MODELS), "http://h:1", True, capabilities))[-1])
+    body = json.loads(shlex.split(curl_line(Config(models=MODELS), "http://h:1", capabilities))[-1])
     assert body["max_tokens"] == 64
     assert ("temperature" in body) == ("temperature" in capabilities)
 
@@ -135,7 +135,7 @@ LISTENING = {
 
 @pytest.mark.parametrize(("host", "url", "told"), LISTENING.values(), ids=LISTENING)
 def test_the_url_is_one_to_connect_to(host: str, url: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    announce(Config(server=ServerConfig(host=host), models=MODELS), url, True, set())
+    announce(Config(server=ServerConfig(host=host), models=MODELS), url, {"chat"})
     first, _, curl, chat = capsys.readouterr().out.splitlines()
     connect_to = told.partition(",")[0]
     assert first == f"Serving m on {told}"
@@ -144,7 +144,7 @@ def test_the_url_is_one_to_connect_to(host: str, url: str, told: str, capsys: py
 
 
 def test_where_keys_are_wanted_the_chat_has_one(capsys: pytest.CaptureFixture[str]) -> None:
-    announce(Config(auth=KEYS, models=MODELS), "http://127.0.0.1:1", True, set())
+    announce(Config(auth=KEYS, models=MODELS), "http://127.0.0.1:1", {"chat"})
     assert capsys.readouterr().out.endswith('\nor: tokenflow chat --url http://127.0.0.1:1 --key "$TOKENFLOW_KEY"\n')
 
 

@@ -43,15 +43,15 @@ thresholds, collections that find nothing take a third of what opening a stream 
 each pass over the young is a pause for every stream, and thousands of idle connections are young for ever."""
 
 
-def announce(config: Config, url: str, chats: bool, capabilities: Set[str]) -> None:
+def announce(config: Config, url: str, can: Set[str]) -> None:
     """Say where the server is and how to try it; the last thing before it serves."""
     gc.collect()
     gc.freeze()  # what is here now stays: no collection need look at it again
     gc.set_threshold(*GC_THRESHOLDS)
     models = ", ".join(config.models)
     url, elsewhere = usable(config, url)
-    click.echo(f"Serving {models} on {url}{elsewhere}\nTry it:\n  {curl_line(config, url, chats, capabilities)}")
-    if chats:
+    click.echo(f"Serving {models} on {url}{elsewhere}\nTry it:\n  {curl_line(config, url, can)}")
+    if "chat" in can:
         key = ' --key "$TOKENFLOW_KEY"' if config.auth.keys else ""
         click.echo(f"or: tokenflow chat --url {url}{key}")
 
@@ -79,12 +79,13 @@ def _is_name(host: str) -> bool:
     return False
 
 
-def curl_line(config: Config, url: str, chats: bool, capabilities: Set[str]) -> str:
-    """A line to paste into a shell that streams from the first model, which has these capabilities."""
+def curl_line(config: Config, url: str, can: Set[str]) -> str:
+    """A line to paste into a shell that streams from the first model, which can do these things."""
     model = next(iter(config.models))
     body: dict[str, object] = {"model": model, "stream": True}
-    body |= {"temperature": 0} if "temperature" in capabilities else {}
+    body |= {"temperature": 0} if "temperature" in can else {}
     body |= {"max_tokens": 64}
+    chats = "chat" in can
     body |= {"messages": [{"role": "user", "content": "Say hello."}]} if chats else {"prompt": "Once upon a time"}
     route = "/v1/chat/completions" if chats else "/v1/completions"
     quoted = json.dumps(body).replace("'", "\\u0027")  # a quote in a model's id would end the shell's string

@@ -46,8 +46,8 @@ MAX_FRAME_BYTES = 1_048_576
 """Of a WebSocket message from a client; a larger one is a close with 1009."""
 
 
-OnReady = Callable[[str, bool, Set[str]], None]
-"""Called once the server answers: its URL, whether its first model can be talked with, and that one's capabilities."""
+OnReady = Callable[[str, Set[str]], None]
+"""Called once the server answers, with its URL and what its first model can do."""
 
 
 async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda *_: None) -> None:
@@ -68,8 +68,7 @@ async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda 
 
             def answers(url: str) -> None:
                 ready.set()
-                first = service.model("")
-                on_ready(url, first.chats, first.host.info.capabilities)
+                on_ready(url, service.model("").info.capabilities)
 
             async with alongside(service.run):
                 await _serve(service, listener, stop, answers)

@@ -81,11 +81,6 @@ class Model:
         info = self.host.info
         return replace(info, capabilities=info.capabilities | self._chat_capabilities)
 
-    @property
-    def chats(self) -> bool:
-        """It has a template to be talked with."""
-        return "chat" in self._chat_capabilities
-
     def _chat(self, info: EngineInfo) -> ChatModel | None:
         """How it is talked with: as the configuration says, else as the model's file does."""
         configured = self._config.models.get(self.id)
