@@ -66,6 +66,18 @@ def test_check_looks_for_the_files_of_models(run, folder: Path) -> None:
     assert run("config", "show", "-c", "x.toml").exit_code == 0
 
 
+def test_a_missing_model_does_not_hide_a_template(run, folder: Path) -> None:
+    (folder / "x.toml").write_text(
+        '[models.f]\nengine = "synthetic"\nchat = { template = "{% if" }\n'
+        '[models.b]\nengine = "llamacpp"\nmodel = "/x.gguf"\n'
+    )
+    lines = run("config", "check", "-c", "x.toml").stderr.splitlines()
+    assert [line.removeprefix("tokenflow: x.toml:")[:25] for line in lines] == [
+        "3: models.f.chat.template",
+        "6: models.b.model: /x.ggu",
+    ]
+
+
 def test_show(run, folder: Path) -> None:
     result = run("config", "show", "--set", "models.m.api_key=hunter2", "--set", "server.port = 9")
     assert result.exit_code == 0

@@ -120,12 +120,17 @@ def load_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalogue: FakeCa
     (tmp_path / "conf").mkdir()
 
     def load_it(
-        text: str | bytes, env: Mapping[str, str] | None = None, *, look: bool = False, **overrides: Any
+        text: str | bytes,
+        env: Mapping[str, str] | None = None,
+        *,
+        look: bool = False,
+        template_fault: Callable[[str | Path], str | None] = lambda given: None,
+        **overrides: Any,
     ) -> Loaded:
         path = Path("conf/x.toml")
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-        return load(path, env or {}, dotted, catalogue, look=look)
+        return load(path, env or {}, dotted, catalogue, look=look, template_fault=template_fault)
 
     return load_it
 

@@ -355,6 +355,7 @@ def test_files_of_models_are_looked_for_where_that_is_asked(load_text, problems_
     assert problems_of(text, look=True, models__d__file="d.bin") == [
         "conf/x.toml:3: models.a.file: there is no file a.bin; name another",
         "conf/x.toml:5: models.b.engine: the plugin failed to look",
+        "conf/x.toml:9: models.c.file: there is no file c.bin; name another",
         "conf/x.toml:10: models.c.time: unknown key; did you mean times?",
         "--set models.d.file: models.d.file: there is no file d.bin; name another",
     ]
@@ -379,6 +380,77 @@ def test_the_files_of_tls_are_looked_for_where_that_is_asked(
     [line, _] = problems_of(text, look=True)
     assert line.endswith(f"tls_certificate: {here}/cert.pem is not readable by this user; mend its permissions")
     assert problems_of(text.replace("[server]", "[server]\nport = true"), look=True)[0].startswith("conf/x.toml:4: ")
+
+
+def test_what_is_wrong_with_one_key_hides_nothing_of_another(problems_of) -> None:
+    """Each line once had to wait until those of another kind were mended."""
+    text = """\
+[server]
+port = "x"
+tls_certificate = "cert.pem"
+[timeouts]
+idle_timeout_s = 700
+total_timeout_s = true
+[plugins]
+files = [3, "broken.py"]
+[models.a]
+engine = "echo"
+file = "a.bin"
+times = 0
+[models.a.chat]
+template_file = "no.jinja"
+tool_calls = "x"
+[models.b]
+engine = "nope"
+chat.template = "{% if"
+[models.c]
+chat.template = "{% for"
+[models.d]
+engine = "echo"
+times = 13
+mode = "soft"
+[models.e]
+engine = "echo"
+chat = { template = "a", template_file = "b", reasoning = "deep" }
+"""
+    lines = problems_of(text, look=True, template_fault=lambda given: f"{given} is none")
+    assert [line.removeprefix("conf/x.toml:").partition("; ")[0] for line in lines] == [
+        '2: server.port: expected an integer, got "x"',
+        '3: server.tls_certificate: "cert.pem" is of no use alone',
+        f"3: server.tls_certificate: there is no file {Path.cwd()}/cert.pem",
+        "5: timeouts.idle_timeout_s: 700.0 is above idle_timeout_max_s, 600.0",
+        "6: timeouts.total_timeout_s: expected a number, got true",
+        "8: plugins.files[0]: expected a string, got 3",
+        "8: plugins.files[1]: plugin file conf/broken.py is broken",
+        "11: models.a.file: there is no file a.bin",
+        "12: models.a.times: expected at least 1, got 0",
+        "14: models.a.chat.template_file: there is no file conf/no.jinja",
+        '15: models.a.chat.tool_calls: expected one of "auto", "none", "deepseek", "glm", "harmony", "hermes", '
+        '"llama3", "mistral", "pythonic" or "qwen_xml", got "x"',
+        '17: models.b.engine: no plugin offers "nope"',
+        "18: models.b.chat.template: {% if is none",
+        "19: models.c: engine is missing",
+        "20: models.c.chat.template: {% for is none",
+        "21: models.d: times = 13 brings bad luck",
+        '24: models.d.mode: expected one of "plain" or "loud", got "soft"',
+        '27: models.e.chat.reasoning: expected one of "auto", "none", "harmony", "mistral", "seed" or "think", '
+        'got "deep"',
+        "27: models.e.chat: template and template_file are both set",
+    ]
+
+
+UNSAID = {
+    "a certificate's key is wrong": '[server]\ntls_certificate = "a.pem"\ntls_key = 3',
+    "the list of keys is wrong": '[server]\nhost = "0.0.0.0"\n[[auth.keys]]\nname = "a"\nsha256 = "hunter2"',
+    "the most is wrong": "[timeouts]\nidle_timeout_s = 700\nidle_timeout_max_s = true",
+    "a model's file is wrong": '[models.a]\nengine = "echo"\nfile = 3',
+    "a required key is wrong": '[models.a]\nengine = "needy"\npath = 3',
+}
+
+
+@pytest.mark.parametrize("text", UNSAID.values(), ids=UNSAID)
+def test_nothing_is_said_of_the_default_in_a_wrong_keys_place(problems_of, text: str) -> None:
+    assert len(problems_of(text + MODEL)) == 1
 
 
 def test_all_problems_at_once_in_the_order_of_the_file(problems_of) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from tokenflow.config import Flag, Loaded, load
-from tokenflow.config.keys import dotted
 from tokenflow.config.raw import PREFIX
 from tokenflow.engines.registry import Registry
-from tokenflow.errors import ConfigError, StartupError
+from tokenflow.errors import StartupError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,33 +48,25 @@ def open_config(
     """Load the configuration and the plugins that it names; `look` whether its files are there.
 
     Raises:
-        ConfigError: it does not hold; or, where all else does, a chat template that it gives is none.
+        ConfigError: it does not hold.
     """
     registry = Registry()
-    loaded = load(find_config(path), os.environ, _overrides(sets) | dict(flags or {}), registry, look=look)
-    if problems := list(_in_templates(loaded)):
-        raise ConfigError(problems)
-    return loaded, registry
+    overrides = _overrides(sets) | dict(flags or {})
+    found = find_config(path)
+    return load(found, os.environ, overrides, registry, look=look, template_fault=template_fault), registry
 
 
-def _in_templates(loaded: Loaded) -> Iterator[str]:
-    """What is wrong with the chat templates that it gives: known now, and not after the minutes that a model takes."""
-    for id, model in loaded.config.models.items():
-        for name in ("template", "template_file"):
-            if (given := getattr(model.chat, name)) is None:
-                continue
-            from tokenflow.chat.template import ChatTemplate, TemplateError  # here, for few configurations have one
+def template_fault(given: str | Path) -> str | None:
+    """What is wrong with a chat template, given as text or as a file; None: nothing."""
+    from tokenflow.chat.template import ChatTemplate, TemplateError  # here, for few configurations have one
 
-            key = dotted(("models", id, "chat", name))
-            try:
-                ChatTemplate(given.read_text(encoding="utf-8") if isinstance(given, Path) else given)
-            except UnicodeDecodeError as exc:
-                fault = f"byte {exc.object[exc.start]:#x} is not UTF-8; save it as UTF-8"
-            except (TemplateError, OSError) as exc:
-                fault = f"{exc}; mend it, or leave it out and have the model's own"
-            else:
-                continue
-            yield f"{loaded.provenance[key]}: {key}: {fault}"
+    try:
+        ChatTemplate(given.read_text(encoding="utf-8") if isinstance(given, Path) else given)
+    except UnicodeDecodeError as exc:
+        return f"byte {exc.object[exc.start]:#x} is not UTF-8; save it as UTF-8"
+    except (TemplateError, OSError) as exc:
+        return f"{exc}; mend it, or leave it out and have the model's own"
+    return None
 
 
 def find_config(given: Path | None) -> Path | None:

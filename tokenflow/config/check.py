@@ -26,19 +26,33 @@ T = TypeVar("T")
 
 
 def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T]) -> T | None:
-    """An instance of `cls` from a table that was read. What is wrong is noted in `raw`; then there is none."""
+    """An instance of `cls` from a table that was read; what is wrong is noted in `raw`.
+
+    Then the instance is made of the keys that are right, for checks that go further, and never served. None: they do
+    not make one.
+    """
     faults, instance = _check(value, cls)
     if _as_text(raw, path, value, faults):
         faults, instance = _check(value, cls)
     strange = list(unknown(cls, value))
     for below, known in strange:
         raw.problem((*path, *below), unknown_key(str(below[-1]), known))
+    if faults:
+        rules, instance = _check(_without(value, faults), cls)
+        # Keys that were left out may be missed now, and that is no news; what the class says of the others is.
+        faults += [fault for fault in rules if fault.kind == "value_error"]
     by_key: dict[KeyPath, list[Fault]] = {}
     for fault in faults:
         by_key.setdefault((*path, *fault.path), []).append(fault)
     for key, together in by_key.items():
         raw.problem(key, sentence(together))
-    return None if strange else instance
+    return instance
+
+
+def _without(value: object, faults: list[Fault]) -> object:
+    """A table without those of its keys that are at fault."""
+    wrong = {fault.path[0] for fault in faults if fault.path}
+    return {key: below for key, below in value.items() if key not in wrong} if isinstance(value, dict) else value
 
 
 def adapter(cls: type[T]) -> TypeAdapter[T]:

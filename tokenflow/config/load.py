@@ -2,20 +2,20 @@
 
 Flag over environment over file over default. The tables of models and sinks belong to plugins, so their classes are
 asked from a catalogue that is passed in; it may load a plugin the moment its name is asked for, and not before. Every
-check notes its problems and goes on, so that one run shows all of them.
+check notes its problems and goes on with what is right, so that one run shows all of them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, get_type_hints
 
 from tokenflow.config.check import check_table
 from tokenflow.config.keys import KeyPath, dotted, got, has
-from tokenflow.config.model import ChatConfig, Config, ModelConfig, PluginsConfig, ServerConfig
+from tokenflow.config.model import ChatConfig, Config, ModelConfig, ServerConfig
 from tokenflow.config.raw import Raw, read
 from tokenflow.config.rules import findings
 from tokenflow.config.words import unknown_key
@@ -27,6 +27,9 @@ SECTIONS: dict[str, type] = {
 """The tables whose keys are ours."""
 OUR_KEYS = frozenset({"engine", "chat"})
 """Keys of a model's table that are not its engine's."""
+
+TemplateFault = Callable[[str | Path], str | None]
+"""What is wrong with a chat template, given as text or as a file; None: nothing."""
 
 
 class Catalogue(Protocol):
@@ -64,6 +67,7 @@ def load(
     catalogue: Catalogue,
     *,
     look: bool = False,
+    template_fault: TemplateFault = lambda given: None,
 ) -> Loaded:
     """Load a configuration.
 
@@ -74,6 +78,8 @@ def load(
             a value came from; otherwise it is taken to be `--set`.
         catalogue: knows the plugins; those that the configuration names are asked for, no others.
         look: whether the files that it names are there, too.
+        template_fault: asked about each chat template that it gives: known now, and not after the minutes that a model
+            takes.
 
     Raises:
         ConfigError: with every problem, one line each.
@@ -81,11 +87,11 @@ def load(
     raw = read(Path(path) if path is not None else None, env, overrides)
     _check_sections(raw)
     sections = {name: _section(raw, name, hint) for name, hint in SECTIONS.items()}
-    for key, text in findings({name: section for name, section in sections.items() if section is not None}):
-        raw.problem(key, text)
-    if isinstance(sections["plugins"], PluginsConfig):
-        _load_files(raw, sections["plugins"], catalogue)
-    models = dict(_models(raw, catalogue))
+    for finding in findings({name: section for name, section in sections.items() if section is not None}):
+        if not raw.is_wrong(finding.key) and not raw.is_wrong(finding.other):
+            raw.problem(finding.key, finding.text)
+    _load_files(raw, catalogue)
+    models = dict(_models(raw, catalogue, template_fault))
     if look:
         _look(raw, models, catalogue)
         _look_at_tls(raw, sections["server"])
@@ -134,8 +140,12 @@ def _section(raw: Raw, name: str, cls: type) -> Any:
     return check_table(raw, (name,), raw.data.get(name, {}), cls)
 
 
-def _load_files(raw: Raw, plugins: PluginsConfig, catalogue: Catalogue) -> None:
-    for index, name in enumerate(plugins.files):
+def _load_files(raw: Raw, catalogue: Catalogue) -> None:
+    plugins = raw.data.get("plugins")
+    names = plugins.get("files") if isinstance(plugins, dict) else None
+    for index, name in enumerate(names if isinstance(names, list) else ()):
+        if not isinstance(name, str):
+            continue  # that is noted
         try:
             catalogue.load_file(raw.folder / name)
         except PluginError as exc:
@@ -145,12 +155,13 @@ def _load_files(raw: Raw, plugins: PluginsConfig, catalogue: Catalogue) -> None:
 # --- plugins' tables ------------------------------------------------------------------------------------------------
 
 
-def _models(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, ModelConfig]]:
+def _models(raw: Raw, catalogue: Catalogue, template_fault: TemplateFault) -> Iterator[tuple[str, ModelConfig]]:
     tables = _tables(raw, "models")
     if raw.data.get("models", {}) == {}:
         raw.problem(("models",), 'there is none; add [models.<id>] with engine = "…"')
     for name, table in tables.items():
         path = ("models", name)
+        chat = _chat(raw, path, table, template_fault)
         engine = table.get("engine")
         if engine is None:
             raw.problem(path, 'engine is missing; add `engine = "…"`')
@@ -165,7 +176,7 @@ def _models(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, ModelConfig]]
             except PluginError as exc:
                 raw.problem((*path, "engine"), exc.message)
             else:
-                yield name, ModelConfig(engine=engine, options=instance, chat=_chat(raw, path, table))
+                yield name, ModelConfig(engine=engine, options=instance, chat=chat)
 
 
 def _look(raw: Raw, models: Mapping[str, ModelConfig], catalogue: Catalogue) -> None:
@@ -175,7 +186,8 @@ def _look(raw: Raw, models: Mapping[str, ModelConfig], catalogue: Catalogue) -> 
             continue  # what is wrong with them is noted
         try:
             for key, text in catalogue.engine_missing(model.engine, model.options):
-                raw.problem((*path, key), text)
+                if not raw.is_wrong((*path, key)):
+                    raw.problem((*path, key), text)
         except PluginError as exc:
             raw.problem((*path, "engine"), exc.message)
 
@@ -192,15 +204,18 @@ def _look_at_tls(raw: Raw, server: ServerConfig | None) -> None:
             raw.problem(("server", key), f"{path} is not readable by this user; mend its permissions")
 
 
-def _chat(raw: Raw, model: KeyPath, table: dict[str, Any]) -> ChatConfig:
+def _chat(raw: Raw, model: KeyPath, table: dict[str, Any], template_fault: TemplateFault) -> ChatConfig:
     path = (*model, "chat")
     chat = check_table(raw, path, table.get("chat", {}), ChatConfig) or ChatConfig()
-    if chat.template_file is None:
-        return chat
-    file = raw.folder / chat.template_file
-    if not file.is_file():
-        raw.problem((*path, "template_file"), f"there is no file {file}; paths are relative to this file's folder")
-    return replace(chat, template_file=file)
+    if chat.template_file is not None:
+        chat = replace(chat, template_file=raw.folder / chat.template_file)
+    for key in ("template", "template_file"):
+        given: str | Path | None = getattr(chat, key)
+        if isinstance(given, Path) and not given.is_file():
+            raw.problem((*path, key), f"there is no file {given}; paths are relative to this file's folder")
+        elif given is not None and (fault := template_fault(given)):
+            raw.problem((*path, key), fault)
+    return chat
 
 
 def _sinks(raw: Raw, catalogue: Catalogue) -> Iterator[tuple[str, Any]]:

@@ -48,6 +48,8 @@ class Raw:
     texts: dict[KeyPath, str] = field(default_factory=dict)
     """Values given as text outside the file, as they were before they were read as TOML."""
     problems: list[tuple[Source, str]] = field(default_factory=list)
+    wrong: set[KeyPath] = field(default_factory=set)
+    """Keys that have a problem."""
 
     def source(self, path: KeyPath) -> Source:
         """Where a key was written; of a table that only variables made, one of them; else what it is missing from."""
@@ -63,6 +65,11 @@ class Raw:
         """Note what is wrong with a key."""
         key = f"{dotted(path)}: " if path else ""
         self.problems.append((self.source(path), f"{key}{text}"))
+        self.wrong.add(path)
+
+    def is_wrong(self, path: KeyPath) -> bool:
+        """Whether a key, or something under it, has a problem: then there is a default in its place."""
+        return any(known[: len(path)] == path for known in self.wrong)
 
     def put(self, path: KeyPath, value: object, source: Source) -> None:
         """Lay a value over what there is."""

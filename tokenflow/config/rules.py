@@ -5,18 +5,27 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenflow.config.keys import KeyPath, toml
 from tokenflow.config.model import AuthConfig, ServerConfig
 
-Finding = tuple[KeyPath, str]
 Sections = dict[str, Any]
-"""Sections by name, without those that are wrong already."""
+"""Sections by name, made of the keys that are right by themselves; without those that nothing can be made of."""
+
+
+class Finding(NamedTuple):
+    """What is wrong between two keys."""
+
+    key: KeyPath
+    """The one to change."""
+    text: str
+    other: KeyPath
+    """The other one: if that is wrong by itself, this may be no finding."""
 
 
 def findings(sections: Sections) -> Iterator[Finding]:
-    """All that the rules find in the sections that hold by themselves."""
+    """All that the rules find."""
     for rule in _RULES:
         yield from rule(sections)
 
@@ -34,10 +43,11 @@ def _open_needs_keys(sections: Sections) -> Iterator[Finding]:
     if not isinstance(server, ServerConfig) or not isinstance(auth, AuthConfig):
         return
     if not auth.keys and not is_loopback(server.host):
-        yield (
+        yield Finding(
             ("server", "host"),
             f"{toml(server.host)} can be reached from elsewhere and nobody needs a key; "
             "add [[auth.keys]] with name and sha256, or listen on 127.0.0.1",
+            ("auth", "keys"),
         )
 
 
@@ -47,7 +57,8 @@ def _tls_is_whole(sections: Sections) -> Iterator[Finding]:
         return
     for given, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate")):
         if getattr(server, given) is not None and getattr(server, other) is None:
-            yield ("server", given), f"{toml(getattr(server, given))} is of no use alone; add {other}"
+            text = f"{toml(getattr(server, given))} is of no use alone; add {other}"
+            yield Finding(("server", given), text, ("server", other))
 
 
 def _keys_differ(sections: Sections) -> Iterator[Finding]:
@@ -59,7 +70,8 @@ def _keys_differ(sections: Sections) -> Iterator[Finding]:
             other = seen.setdefault(f"{name} {value}", index)
             if other != index:
                 what = toml(value) if name == "name" else "this key"
-                yield ("auth", "keys", index, name), f"{what} is auth.keys[{other}]'s already; give each its own"
+                text = f"{what} is auth.keys[{other}]'s already; give each its own"
+                yield Finding(("auth", "keys", index, name), text, ("auth", "keys", other, name))
 
 
 def _defaults_within_their_max(sections: Sections) -> Iterator[Finding]:
@@ -71,10 +83,8 @@ def _defaults_within_their_max(sections: Sections) -> Iterator[Finding]:
                 continue
             value, most = getattr(section, base), getattr(section, field.name)
             if value > most:
-                yield (
-                    (name, base),
-                    f"{toml(value)} is above {field.name}, {toml(most)}; lower it, or raise {field.name}",
-                )
+                text = f"{toml(value)} is above {field.name}, {toml(most)}; lower it, or raise {field.name}"
+                yield Finding((name, base), text, (name, field.name))
 
 
 _RULES: tuple[Callable[[Sections], Iterator[Finding]], ...] = (
