@@ -66,6 +66,18 @@ def test_check_looks_for_the_files_of_models(run, folder: Path) -> None:
     assert run("config", "show", "-c", "x.toml").exit_code == 0
 
 
+@pytest.mark.parametrize("command", [("config", "check"), ("serve",)], ids=" ".join)
+def test_a_ledger_that_cannot_be_written_is_told_by_its_line(run, folder: Path, command: tuple[str, ...]) -> None:
+    (folder / "taken").touch()
+    (folder / "x.toml").write_text(CONFIG + '[sinks.ledger]\npath = "taken/deep/l.jsonl"\n')
+    result = run(*command, "-c", "x.toml")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"tokenflow: x.toml:6: sinks.ledger.path: cannot write {folder}/taken/deep/l.jsonl: "
+        "Not a directory (errno 20); make it writable for this user, or name another file\n"
+    )
+
+
 def test_a_missing_model_does_not_hide_a_template(run, folder: Path) -> None:
     (folder / "x.toml").write_text(
         '[models.f]\nengine = "synthetic"\nchat = { template = "{% if" }\n'

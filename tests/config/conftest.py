@@ -103,6 +103,8 @@ class FakeCatalogue:
         file = getattr(options, "file", None)
         return [("file", f"there is no file {file}; name another")] if file else []
 
+    sink_missing = engine_missing
+
 
 Load = Callable[..., Loaded]
 Problems = Callable[..., list[str]]

@@ -362,6 +362,17 @@ def test_files_of_models_are_looked_for_where_that_is_asked(load_text, problems_
     assert load_text(text.replace("time = 1\n", "")).config.models.keys() == {"a", "b", "c", "d"}
 
 
+def test_files_of_sinks_are_looked_for_likewise(load_text, problems_of) -> None:
+    text = MODEL + '[sinks.echo]\ntimes = 0\nfile = "a.bin"\n'
+    assert problems_of(text, look=True) == [
+        "conf/x.toml:5: sinks.echo.times: expected at least 1, got 0; write a number like 1",
+        "conf/x.toml:6: sinks.echo.file: there is no file a.bin; name another",
+    ]
+    text = text.replace("times = 0", "times = 404")
+    assert problems_of(text, look=True) == ["conf/x.toml:4: sinks.echo: the plugin failed to look"]
+    assert load_text(text).config.sinks.keys() == {"echo"}
+
+
 def test_the_files_of_tls_are_looked_for_where_that_is_asked(
     load_text, problems_of, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,6 +239,17 @@ def test_files_that_are_missing(empty: Registry, write) -> None:
     )
 
 
+def test_files_of_sinks_likewise(empty: Registry, write) -> None:
+    text = ENGINE.format(name="echo")
+    look = 'name="echo-sink", missing=lambda config: [("times", str(1 // config.times))]'
+    empty.load_file(write("mine.py", text.replace('name="echo-sink"', look)))
+    config = empty.sink_config("echo-sink")
+    assert empty.sink_missing("echo-sink", config()) == [("times", "1")]
+    assert '"echo-sink" failed to look for its files: ZeroDivisionError' in refusal(
+        empty.sink_missing, "echo-sink", config(times=0)
+    )
+
+
 def test_one_distribution_with_several_plugins(install) -> None:
     modules = {"tst_a": ENGINE.format(name="tsta"), "tst_b": ENGINE.format(name="tstb"), "tst_c": "1 / 0"}
     install("tokenflow-tst", {"tsta": "tst_a", "tstb": "tst_b", "tstc": "tst_c"}, **modules)

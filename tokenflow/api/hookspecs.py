@@ -46,8 +46,8 @@ class EnginePlugin(Generic[C]):
         open: opens the engine for as long as the context lasts. Heavy imports belong inside. Raises `StartupError`
             with a line for people when it cannot. If what it runs fails later, it cancels its body and raises.
         models: files that `tokenflow pull NAME` can fetch for it.
-        missing: what `tokenflow config check` says of files that a configuration names and that cannot be read: the
-            key, and what is wrong with the way out. It only looks.
+        missing: what `tokenflow config check`, and `serve` before it loads a model, say of files that a configuration
+            names and that cannot be had: the key, and what is wrong with the way out. It only looks, and makes nothing.
     """
 
     name: str
@@ -64,6 +64,7 @@ class SinkPlugin(Generic[C]):
     name: str
     config: type[C]
     open: Callable[[C], AbstractAsyncContextManager[Sink]]
+    missing: Callable[[C], Iterable[tuple[str, str]]] = _nothing
 
 
 class Hooks:

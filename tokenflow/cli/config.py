@@ -21,7 +21,7 @@ def config_group() -> None:
 @config_group.command("check")
 @config_options
 def config_check(path: Path | None, sets: tuple[str, ...]) -> None:
-    """Say whether the configuration holds; if not, everything that is wrong with it."""
+    """Say whether the configuration holds, and its files can be had; if not, everything that is wrong with it."""
     loaded, _ = open_config(path, sets, look=True)
     click.echo(f"The configuration holds. Models: {', '.join(loaded.config.models)}.")
 

@@ -31,7 +31,7 @@ def serve_command(path: Path | None, sets: tuple[str, ...], host: str | None, po
     start_logging(log_level)
     flags = {"server.host": Flag("--host", host), "server.port": Flag("--port", port)}
     given = {key: flag for key, flag in flags.items() if flag.value is not None}
-    loaded, registry = open_config(path, sets, given)
+    loaded, registry = open_config(path, sets, given, look=True)
     from tokenflow.http.serve import run  # here, so that the other commands start without the web framework
 
     trio.run(partial(run, loaded.config, registry, on_ready=partial(announce, loaded.config)))

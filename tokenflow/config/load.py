@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, get_type_hints
 
@@ -30,6 +31,8 @@ OUR_KEYS = frozenset({"engine", "chat"})
 
 TemplateFault = Callable[[str | Path], str | None]
 """What is wrong with a chat template, given as text or as a file; None: nothing."""
+Missing = Callable[[Any], Iterable[tuple[str, str]]]
+"""Files that a plugin's options name and that cannot be had: the key, and what to do."""
 
 
 class Catalogue(Protocol):
@@ -47,7 +50,11 @@ class Catalogue(Protocol):
         ...
 
     def engine_missing(self, name: str, options: Any) -> Iterable[tuple[str, str]]:
-        """Files that an engine's options name and that cannot be read: the key, and what to do."""
+        """Files that an engine's options name and that cannot be had: the key, and what to do."""
+        ...
+
+    def sink_missing(self, name: str, options: Any) -> Iterable[tuple[str, str]]:
+        """The same of a sink."""
         ...
 
 
@@ -77,7 +84,7 @@ def load(
         overrides: by dotted key. Strings are read like those of the environment. `Flag(name, value)` says which flag
             a value came from; otherwise it is taken to be `--set`.
         catalogue: knows the plugins; those that the configuration names are asked for, no others.
-        look: whether the files that it names are there, too.
+        look: whether the files that it names can be had, too.
         template_fault: asked about each chat template that it gives: known now, and not after the minutes that a model
             takes.
 
@@ -92,10 +99,13 @@ def load(
             raw.problem(finding.key, finding.text)
     _load_files(raw, catalogue)
     models = dict(_models(raw, catalogue, template_fault))
-    if look:
-        _look(raw, models, catalogue)
-        _look_at_tls(raw, sections["server"])
     sinks = dict(_sinks(raw, catalogue))
+    if look:
+        for name, model in models.items():
+            _look(raw, ("models", name), ("engine",), model.options, partial(catalogue.engine_missing, model.engine))
+        for name, options in sinks.items():
+            _look(raw, ("sinks", name), (), options, partial(catalogue.sink_missing, name))
+        _look_at_tls(raw, sections["server"])
     raw.raise_problems()
     config = Config(**sections, models=models, sinks=sinks)
     return Loaded(config=config, provenance={dotted(key): _origin(raw, key) for key, _ in flatten(config)})
@@ -179,17 +189,16 @@ def _models(raw: Raw, catalogue: Catalogue, template_fault: TemplateFault) -> It
                 yield name, ModelConfig(engine=engine, options=instance, chat=chat)
 
 
-def _look(raw: Raw, models: Mapping[str, ModelConfig], catalogue: Catalogue) -> None:
-    for name, model in models.items():
-        path = ("models", name)
-        if model.options is None:
-            continue  # what is wrong with them is noted
-        try:
-            for key, text in catalogue.engine_missing(model.engine, model.options):
-                if not raw.is_wrong((*path, key)):
-                    raw.problem((*path, key), text)
-        except PluginError as exc:
-            raw.problem((*path, "engine"), exc.message)
+def _look(raw: Raw, path: KeyPath, plugin: KeyPath, options: Any, missing: Missing) -> None:
+    """Note which of a table's files are missing. `plugin`: the key in it that names the plugin."""
+    if options is None:
+        return  # what is wrong with them is noted
+    try:
+        for key, text in missing(options):
+            if not raw.is_wrong((*path, key)):
+                raw.problem((*path, key), text)
+    except PluginError as exc:
+        raw.problem((*path, *plugin), exc.message)
 
 
 def _look_at_tls(raw: Raw, server: ServerConfig | None) -> None:

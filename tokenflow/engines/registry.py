@@ -134,13 +134,12 @@ class Registry:
         return self.sink(name).config
 
     def engine_missing(self, name: str, options: object) -> list[tuple[str, str]]:
-        """Files that an engine's options name and that cannot be read: key, and what to do. Raises PluginError."""
-        try:
-            return list(self.engine(name).missing(options))
-        except PluginError:
-            raise
-        except Exception as exc:
-            raise PluginError(f'"{name}" failed to look for its files: {_reason(exc)}; mend the plugin') from exc
+        """Files that an engine's options name and that cannot be had: key, and what to do. Raises PluginError."""
+        return _looked(self.engine(name), options)
+
+    def sink_missing(self, name: str, options: object) -> list[tuple[str, str]]:
+        """The same of a sink. Raises PluginError."""
+        return _looked(self.sink(name), options)
 
     def plugins(self) -> tuple[Plugin, ...]:
         """The plugins loaded so far."""
@@ -239,6 +238,15 @@ class Registry:
                         f'{origin}: the config of "{offer.name}" has a field `{taken}`, which is taken; rename it'
                     )
             yield offer
+
+
+def _looked(offer: EnginePlugin[Any] | SinkPlugin[Any], options: object) -> list[tuple[str, str]]:
+    try:
+        return list(offer.missing(options))
+    except PluginError:
+        raise
+    except Exception as exc:
+        raise PluginError(f'"{offer.name}" failed to look for its files: {_reason(exc)}; mend the plugin') from exc
 
 
 def _imported(name: str, origin: str, load: Callable[[], Any]) -> object:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tokenflow_ledger.file import Appended, LedgerFile
+from tokenflow_ledger.file import Appended, LedgerFile, why_not
 
 LINES = [b'{"n": %d}\n' % n for n in range(6)]
 
@@ -187,3 +187,53 @@ def test_a_real_disk_that_fills_up_and_is_cleared(small_disk: Path, ids: Callabl
     assert (more, error) == (3000 - done, None)
     file.close()
     assert ids(file.path) == [f"{n:05d}" for n in range(3000)]
+
+
+# --- before it is opened --------------------------------------------------------------------------------------------
+
+
+def test_folders_that_are_made_are_told_once(file: LedgerFile, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    file.open()
+    file.close()
+    file.open()
+    assert caplog.messages == [f"ledger {file.path}: made the folder {file.path.parent}"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+@pytest.mark.parametrize("path", ["/proc/x/y.jsonl", "/proc/y.jsonl"])
+def test_where_no_file_can_be(path: str) -> None:
+    """Root is told that it may write there."""
+    assert why_not(Path(path)) is not None
+    with pytest.raises(OSError, match="proc"):
+        LedgerFile(Path(path)).open()
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*arguments: object, **options: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "open", refuse)
+    error = why_not(tmp_path / "deep" / "l")
+    assert error is not None and error.errno == code
+
+
+@pytest.mark.parametrize(("writable", "code"), [(True, None), (False, errno.EACCES)])
+def test_a_file_system_without_nameless_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool, code: int | None
+) -> None:
+    def refuse(*arguments: object, **options: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "access", lambda path, mode: writable)  # whoever runs the tests may be root
+    error = why_not(tmp_path / "l")
+    assert (error and error.errno) == code
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "l").symlink_to(tmp_path / "deep" / "l")
+    assert why_not(tmp_path / "l") is None
+    (tmp_path / "m").symlink_to(tmp_path)
+    assert isinstance(why_not(tmp_path / "m"), IsADirectoryError)

@@ -281,5 +281,23 @@ async def test_an_unwritable_path_is_one_clear_line_at_the_start(tmp_path: Path)
             async with open_ledger(LedgerConfig(path=str(path))):
                 raise AssertionError("it opened")
         assert str(caught.value) == (
-            f"sinks.ledger.path: cannot write {path}: {why}. Make it writable for this user, or name another file."
+            f"sinks.ledger.path: cannot write {path}: {why}; make it writable for this user, or name another file."
         )
+
+
+def test_what_config_check_says_of_the_file(tmp_path: Path) -> None:
+    """The same as opening it would, and nothing is made."""
+    (plugin,) = register_sinks()
+    (tmp_path / "taken").write_text("a file")
+    for path, why in (
+        (tmp_path, "Is a directory (errno 21)"),
+        (tmp_path / "taken" / "l", "Not a directory (errno 20)"),
+        (tmp_path / "taken" / "deep" / "er" / "l", "Not a directory (errno 20)"),
+        (tmp_path / ("x" * 300), "File name too long (errno 36)"),
+    ):
+        line = f"cannot write {path}: {why}; make it writable for this user, or name another file"
+        assert list(plugin.missing(LedgerConfig(path=str(path)))) == [("path", line)]
+    for path in (tmp_path / "l", tmp_path / "taken", tmp_path / "deep" / "er" / "l", Path("/dev/null")):
+        assert list(plugin.missing(LedgerConfig(path=str(path)))) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert (tmp_path / "taken").read_text() == "a file"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tokenflow.api import SinkPlugin, hookimpl
-from tokenflow_ledger.sink import LedgerConfig, open_ledger
+from tokenflow_ledger.sink import LedgerConfig, missing, open_ledger
 
 
 @hookimpl
 def register_sinks() -> list[SinkPlugin[Any]]:
-    return [SinkPlugin(name="ledger", config=LedgerConfig, open=open_ledger)]
+    return [SinkPlugin(name="ledger", config=LedgerConfig, open=open_ledger, missing=missing)]

@@ -8,16 +8,22 @@ a line. Where it cannot be (the file was rotated, or somebody else appended), th
 unfinished file on a line of its own. So is the first line after a crash that left half a line behind.
 
 Blocking; one thread at a time.
+
+`why_not` says beforehand what opening would, without making anything.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+log = logging.getLogger("tokenflow.ledger")
 
 
 class Appended(NamedTuple):
@@ -45,8 +51,11 @@ class LedgerFile:
 
     def open(self) -> None:
         """Open for appending; raises OSError."""
-        with suppress(FileExistsError):  # a file in a folder's place: opening will say so better
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        folder = self.path.parent
+        if not folder.exists():
+            with suppress(FileExistsError):  # a file in a folder's place: opening will say so better
+                folder.mkdir(parents=True, exist_ok=True)
+                log.info("ledger %s: made the folder %s", self.path, folder)
         # For reading too: to see how the last line ends, and since a pipe then opens at once.
         self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         self._torn = _ends_within_a_line(self._fd)
@@ -97,6 +106,33 @@ class LedgerFile:
             data = data[written:]  # cut: the next write says why, and `left` lasts until it succeeds
             self._left, self._left_at = data, os.fstat(fd).st_size
         self._torn, self._left = False, b""
+
+
+def why_not(path: Path) -> OSError | None:
+    """What opening a file for appending would raise, as far as it can be told without making it; None: nothing."""
+    path = Path(os.path.realpath(path))
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return _why_no_file_in(next(folder for folder in path.parents if folder.exists()))
+    except OSError as exc:
+        return exc
+    return None
+
+
+def _why_no_file_in(folder: Path) -> OSError | None:
+    try:
+        # A file that never has a name, and is gone with this line.
+        os.close(os.open(folder, getattr(os, "O_TMPFILE", 0) | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as exc:
+        # Not every file system has such files; those that have no blocks, like /proc, have no new files at all.
+        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL) or not os.statvfs(folder).f_blocks:
+            return exc
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return None
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import trio
 
 from tokenflow.api import Ended, LifecycleEvent, StartupError
-from tokenflow_ledger.file import LedgerFile
+from tokenflow_ledger.file import LedgerFile, why_not
 from tokenflow_ledger.line import line
 
 MAX_PENDING = 50_000
@@ -151,6 +151,20 @@ class LedgerSink:
         self._dropped += 1
 
 
+def missing(config: LedgerConfig) -> Iterator[tuple[str, str]]:
+    """What is wrong with the file, by its key."""
+    path = Path(config.path).absolute()
+    if error := why_not(path):
+        yield "path", _refused(path, error)
+
+
+def _refused(path: Path, error: OSError) -> str:
+    return (
+        f"cannot write {path}: {error.strerror} (errno {error.errno}); "
+        "make it writable for this user, or name another file"
+    )
+
+
 @asynccontextmanager
 async def open_ledger(config: LedgerConfig) -> AsyncIterator[LedgerSink]:
     """The sink, for as long as the context lasts.
@@ -162,10 +176,7 @@ async def open_ledger(config: LedgerConfig) -> AsyncIterator[LedgerSink]:
     try:
         await trio.to_thread.run_sync(file.open)
     except OSError as exc:
-        raise StartupError(
-            f"sinks.ledger.path: cannot write {file.path}: {exc.strerror} (errno {exc.errno}). "
-            "Make it writable for this user, or name another file."
-        ) from exc
+        raise StartupError(f"sinks.ledger.path: {_refused(file.path, exc)}.") from exc
     sink = LedgerSink(file)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sink.run)
