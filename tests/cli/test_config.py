@@ -78,6 +78,14 @@ def test_a_ledger_that_cannot_be_written_is_told_by_its_line(run, folder: Path, 
     )
 
 
+def test_a_context_larger_than_its_cache_does_not_hold(run, folder: Path) -> None:
+    (folder / "x.toml").write_text('[models.a]\nengine = "llamacpp"\ncontext_length = 1000000\ncache_tokens = 10\n')
+    assert run("config", "show", "-c", "x.toml").stderr == (
+        "tokenflow: x.toml:1: models.a: context_length = 1000000 is larger than cache_tokens = 10, which has to hold "
+        "it; lower context_length or raise cache_tokens\n"
+    )
+
+
 def test_a_missing_model_does_not_hide_a_template(run, folder: Path) -> None:
     (folder / "x.toml").write_text(
         '[models.f]\nengine = "synthetic"\nchat = { template = "{% if" }\n'

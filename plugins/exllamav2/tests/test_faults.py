@@ -81,7 +81,7 @@ def test_too_large_for_the_context(table: Table) -> None:
 
 def test_too_large_for_the_cache(make_table: Any) -> None:
     """It is never promised; were it, the library's assertion is one sequence's refusal."""
-    table = make_table(cache_tokens=4 * PAGE, context_length=4096)
+    table = make_table(cache_tokens=4 * PAGE, context_length=None)
     assert table.stepper.info.context_length == 4 * PAGE
     wanted = table.alone(table.prompt(20)).data
     played = table.seat(table.prompt(20))

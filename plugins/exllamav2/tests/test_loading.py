@@ -72,9 +72,15 @@ def test_another_engines_model(tmp_path: Path) -> None:
     assert 'use `engine = "exllamav3"`' in refusal(Exl2Config(model=str(directory)))
 
 
-def test_two_ways_to_guess(directory: Path) -> None:
-    config = Exl2Config(model=str(directory), draft_model=str(directory), ngram_draft=True)
-    assert "`draft_model` and `ngram_draft`" in refusal(config)
+def test_two_ways_to_guess() -> None:
+    with pytest.raises(ValueError, match="draft_model and ngram_draft are two ways"):
+        Exl2Config(model="m", draft_model="d", ngram_draft=True)
+
+
+def test_a_context_larger_than_the_cache() -> None:
+    with pytest.raises(ValueError, match="context_length = 4096 is larger than cache_tokens = 1024"):
+        Exl2Config(model="m", context_length=4096, cache_tokens=1024)
+    assert Exl2Config(model="m", context_length=1024, cache_tokens=1024)
 
 
 def test_a_draft_model_with_other_tokens(directory: Path, tmp_path: Path) -> None:
@@ -272,7 +278,7 @@ def test_a_cancel_while_it_loads(directory: Path, gpu: Any, monkeypatch: pytest.
         ({}, 131072, (8192, 8192, 16384, 512)),
         ({}, 2048, (2048, 2048, 4096, 512)),
         ({"context_length": 1000}, 4096, (1000, 1024, 2048, 512)),
-        ({"context_length": 4096, "cache_tokens": 1000}, 4096, (1024, 1024, 1024, 512)),
+        ({"cache_tokens": 1000}, 4096, (1024, 1024, 1024, 512)),
         ({"context_length": 4096, "cache_tokens": 4096, "ngram_draft": True}, 4096, (4092, 4096, 4096, 512)),
         ({"context_length": 8}, 4096, (8, 512, 256, 512)),
         ({"slots": 256, "chunk_size": 300}, 4096, (4096, 4096, 8192, 2048)),
@@ -300,6 +306,7 @@ def test_the_example_has_every_key() -> None:
     everything = re.sub(r"(?m)^# (\w+ = )", r"\1", text)
     values = tomllib.loads(everything)["models"]["local"]
     assert values.pop("engine") == "exllamav2"
+    assert values.pop("ngram_draft"), "it is no company for a draft_model"
     Exl2Config(**values)
 
 

@@ -20,7 +20,8 @@ class Exl2Config:
     slots: Annotated[int, Ge(1), Le(256)] = 8
     """Sequences decoded at once; more wait for a slot. Without flash-attn there is one."""
     context_length: Annotated[int, Ge(8)] | None = None
-    """Tokens of prompt and completion together, per sequence. Unset: what the model was trained for, at most 8192."""
+    """Tokens of prompt and completion together, per sequence; no more than cache_tokens.
+    Unset: what the model was trained for, at most 8192."""
     cache_tokens: Annotated[int, Ge(PAGE)] | None = None
     """Tokens in the cache, for all sequences and what is kept of old ones. Unset: twice context_length."""
     cache_type: Literal["FP16", "Q8", "Q6", "Q4"] = "FP16"
@@ -43,6 +44,19 @@ class Exl2Config:
     """Linear scaling of positions: 2 doubles the context of a model tuned for it. Unset: as its config.json says."""
     rope_alpha: Annotated[float, Gt(0)] | None = None
     """NTK scaling of positions, for models that were not tuned for it. Unset: 1."""
+
+    def __post_init__(self) -> None:
+        if self.draft_model and self.ngram_draft:
+            raise ValueError("draft_model and ngram_draft are two ways to guess ahead; set one of them")
+        if (
+            self.context_length is not None
+            and self.cache_tokens is not None
+            and self.context_length > self.cache_tokens
+        ):
+            raise ValueError(
+                f"context_length = {self.context_length} is larger than cache_tokens = {self.cache_tokens}, which has "
+                "to hold it; lower context_length or raise cache_tokens"
+            )
 
     @property
     def guesses(self) -> int:

@@ -17,6 +17,7 @@ from tokenflow_exllama.models import (
     model_directory,
     one_line,
     read_json,
+    warn_beyond_training,
     weights_bytes,
 )
 from tokenflow_exllama.progress import GivenUp, Progress
@@ -96,8 +97,6 @@ def load(config: Exl2Config, given_up: Callable[[], bool]) -> Loaded:
         StartupError: with the path, what is wrong with it, and the way out.
         GivenUp: `given_up()`.
     """
-    if config.draft_model and config.ngram_draft:
-        raise StartupError("`draft_model` and `ngram_draft` are two ways to guess ahead; set one of them.")
     directories = [_directory(path) for path in (config.model, config.draft_model) if path is not None]
     for path in config.loras:
         lora_directory(path)  # now, and not after the minutes that a model takes
@@ -105,7 +104,10 @@ def load(config: Exl2Config, given_up: Callable[[], bool]) -> Loaded:
     library = import_on_gpu("exllamav2", VERSION)
     settings = [_settings(library, directory) for directory in directories]
     _stretch(settings[0], config)
-    shape = Shape.of(config, int(settings[0].max_seq_len * (config.rope_scale or 1)))
+    trained = int(settings[0].max_seq_len * (config.rope_scale or 1))
+    shape = Shape.of(config, trained)
+    if config.rope_alpha is None:  # that stretches it too, nobody knows how far
+        warn_beyond_training(directories[0], config.context_length, trained)
     for each in settings:
         _fit(each, shape)
     memory = _Memory(

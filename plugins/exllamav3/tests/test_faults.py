@@ -83,7 +83,7 @@ def test_too_large_for_the_context(table: Table) -> None:
 
 def test_too_large_for_the_cache(make_table: Make) -> None:
     """It is never promised; were it, the library's assertion is one sequence's refusal."""
-    table = make_table(cache_tokens=4 * PAGE, context_length=4096)
+    table = make_table(cache_tokens=4 * PAGE, context_length=None)
     assert table.stepper.info.context_length == 4 * PAGE - 1
     other = table.seat(table.prompt(100), 20)
     object.__setattr__(table.stepper.info, "context_length", 4096)
@@ -96,7 +96,7 @@ def test_too_large_for_the_cache(make_table: Make) -> None:
 @pytest.mark.parametrize("options", [{}, {"draft_model": "rig"}, {"ngram_match": 1}], ids=["plain", "draft", "ngram"])
 def test_all_of_the_context_can_be_used(make_table: Make, options: dict[str, Any]) -> None:
     """Alone in a cache that is no larger."""
-    table = make_table(cache_tokens=2 * PAGE, context_length=4096, **options)
+    table = make_table(cache_tokens=2 * PAGE, context_length=None, **options)
     length = table.stepper.info.context_length
     one = table.seat(table.prompt(length - 30), 30)
     table.play(one)

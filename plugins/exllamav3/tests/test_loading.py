@@ -177,9 +177,15 @@ def test_a_draft_model_with_other_tokens(directory: Path) -> None:
     assert "other tokens" in refusal(Exl3Config(model=str(directory), draft_model=str(other)))
 
 
-def test_two_ways_to_guess(directory: Path) -> None:
-    config = Exl3Config(model=str(directory), draft_model=str(directory), ngram_match=2)
-    assert "`draft_model` and `ngram_match`" in refusal(config)
+def test_two_ways_to_guess() -> None:
+    with pytest.raises(ValueError, match="draft_model and ngram_match are two ways"):
+        Exl3Config(model="m", draft_model="d", ngram_match=2)
+
+
+def test_a_context_larger_than_the_cache() -> None:
+    with pytest.raises(ValueError, match="context_length = 4096 is larger than cache_tokens = 1024"):
+        Exl3Config(model="m", context_length=4096, cache_tokens=1024)
+    assert Exl3Config(model="m", context_length=1024, cache_tokens=1024)
 
 
 # --- what is planned --------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ class Exl3Config:
     slots: Annotated[int, Ge(1), Le(256)] = 8
     """Sequences decoded at once; more wait for a slot."""
     context_length: Annotated[int, Ge(8)] | None = None
-    """Tokens of prompt and completion together, per sequence. Unset: what the model was trained for, at most 8192."""
+    """Tokens of prompt and completion together, per sequence; no more than cache_tokens.
+    Unset: what the model was trained for, at most 8192."""
     cache_tokens: Annotated[int, Ge(PAGE)] | None = None
     """Tokens in the cache, for all sequences and what is kept of old ones. Unset: twice context_length."""
     cache_k_bits: Bits | None = None
@@ -55,3 +56,16 @@ class Exl3Config:
     """How much longer the context becomes with rope_scaling."""
     warm_up: bool = True
     """Compile and tune kernels before the first request, not in it."""
+
+    def __post_init__(self) -> None:
+        if self.draft_model and self.ngram_match:
+            raise ValueError("draft_model and ngram_match are two ways to guess ahead; set one of them")
+        if (
+            self.context_length is not None
+            and self.cache_tokens is not None
+            and self.context_length > self.cache_tokens
+        ):
+            raise ValueError(
+                f"context_length = {self.context_length} is larger than cache_tokens = {self.cache_tokens}, which has "
+                "to hold it; lower context_length or raise cache_tokens"
+            )

@@ -15,6 +15,7 @@ from tokenflow_exllama.models import (
     missing_directories,
     model_directory,
     one_line,
+    warn_beyond_training,
     weights_bytes,
 )
 from tokenflow_exllama.progress import GivenUp, Progress
@@ -109,13 +110,12 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         StartupError: with the path, what is wrong with it, and the way out.
         GivenUp: `given_up()`.
     """
-    if config.draft_model and config.ngram_match:
-        raise StartupError("`draft_model` and `ngram_match` are two ways to guess ahead; set one of them.")
     directory = _directory(config.model)
     draft_directory = None if config.draft_model is None else _directory(config.draft_model)
     check_same_tokens(directory, draft_directory)
     library = import_on_gpu("exllamav3", VERSION)
     main, draft = plan(library, config, directory, draft_directory)
+    warn_beyond_training(directory, config.context_length, main.config.max_position_embeddings)
     parts = [part for part in (main, draft) if part is not None]
     check_memory(
         str(directory),

@@ -35,6 +35,14 @@ def test_every_field_has_its_help() -> None:
     assert helped == [field.name for field in fields(LlamaConfig)]
 
 
+def test_a_context_larger_than_the_cache() -> None:
+    with pytest.raises(
+        ValueError, match="context_length = 1000000 is larger than cache_tokens = 10, which has to hold"
+    ):
+        LlamaConfig(context_length=1_000_000, cache_tokens=10)
+    assert LlamaConfig(context_length=10, cache_tokens=10)
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOKENFLOW_CACHE", str(tmp_path))

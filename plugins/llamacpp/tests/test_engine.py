@@ -39,6 +39,18 @@ async def test_it_says_what_it_is(engine: LlamaEngine) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize(("length", "told"), [(8192, 0), (9000, 1)])
+async def test_a_context_beyond_what_it_was_trained_for_is_told(
+    caplog: pytest.LogCaptureFixture, length: int, told: int
+) -> None:
+    async with open_llama(LlamaConfig(slots=1, context_length=length)) as engine:
+        assert engine.info.context_length == length
+    assert [message.partition(": what")[0] for message in caplog.messages] == told * [
+        f"{SMOLLM2.path}: context_length = 9000, but the model was trained for 8192 tokens"
+    ]
+
+
+@pytest.mark.model
 async def test_a_cancel_in_prefill_does_not_wait_for_it(engine: LlamaEngine) -> None:
     """The slot is free when the cancelled task ends, and the step in progress was cut short for it."""
     long = await request(engine, "The quick brown fox jumps over the lazy dog. " * 150)

@@ -330,7 +330,7 @@ def test_a_recurrent_model_is_not_interrupted(table: Table, monkeypatch: pytest.
 
 @pytest.fixture
 def small() -> Iterator[Table]:
-    stepper = LlamaStepper(LlamaConfig(slots=2, context_length=512, cache_tokens=256, batch=128))
+    stepper = LlamaStepper(LlamaConfig(slots=2, cache_tokens=256, batch=128))
     stepper.open()
     table = Table(stepper)
     yield table

@@ -33,7 +33,8 @@ class LlamaConfig:
     slots: Annotated[int, Ge(1), Le(256)] = 8
     """Sequences decoded at once; more wait for a slot."""
     context_length: Annotated[int, Ge(8)] | None = None
-    """Tokens of prompt and completion together, per sequence. Unset: what the model was trained for, at most 4096."""
+    """Tokens of prompt and completion together, per sequence; no more than cache_tokens.
+    Unset: what the model was trained for, at most 4096."""
     cache_tokens: Annotated[int, Ge(8)] | None = None
     """Tokens in the KV cache, for all sequences and kept prefixes. Unset: slots * context_length."""
     batch: Annotated[int, Ge(32)] = 512
@@ -48,6 +49,17 @@ class LlamaConfig:
     """Layers to put on the GPU. Unset or -1: as many as this build of llama.cpp can."""
     flash_attention: bool | None = None
     """Unset: where llama.cpp supports it for this model."""
+
+    def __post_init__(self) -> None:
+        if (
+            self.context_length is not None
+            and self.cache_tokens is not None
+            and self.context_length > self.cache_tokens
+        ):
+            raise ValueError(
+                f"context_length = {self.context_length} is larger than cache_tokens = {self.cache_tokens}, which has "
+                "to hold it; lower context_length or raise cache_tokens"
+            )
 
 
 def model_path(model: str) -> tuple[Path, str]:

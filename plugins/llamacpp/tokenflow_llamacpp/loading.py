@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
 MAX_LOGPROBS = 20
 DEFAULT_CONTEXT = 4096
+
+logger = logging.getLogger("tokenflow.llamacpp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,15 @@ def load(config: LlamaConfig) -> Loaded:
 
 
 def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> Loaded:
-    length = config.context_length or min(int(get(model, "n_ctx_train")) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    trained = int(get(model, "n_ctx_train"))
+    length = config.context_length or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if 0 < trained < length:
+        logger.warning(
+            "%s: context_length = %d, but the model was trained for %d tokens: what it says beyond may be of no use.",
+            path,
+            length,
+            trained,
+        )
     capacity = config.cache_tokens or config.slots * length
     context = library.LlamaContext(model, _context_params(config, library, capacity), verbose=False)
     context.install_cancel_callback()
