@@ -78,6 +78,14 @@ def test_a_ledger_that_cannot_be_written_is_told_by_its_line(run, folder: Path, 
     )
 
 
+def test_a_word_where_a_number_stands_for_all(run, folder: Path) -> None:
+    (folder / "x.toml").write_text('[models.a]\nengine = "llamacpp"\ngpu_layers = "all"\n')
+    assert run("config", "show", "-c", "x.toml").stderr == (
+        'tokenflow: x.toml:3: models.a.gpu_layers: expected an integer, got "all"; write a number from -1 on '
+        "(Layers to put on the GPU. Unset or -1: as many as this build of llama.cpp can)\n"
+    )
+
+
 def test_a_context_larger_than_its_cache_does_not_hold(run, folder: Path) -> None:
     (folder / "x.toml").write_text('[models.a]\nengine = "llamacpp"\ncontext_length = 1000000\ncache_tokens = 10\n')
     assert run("config", "show", "-c", "x.toml").stderr == (

@@ -63,7 +63,7 @@ def test_a_wrong_flag_is_named(run, folder: Path, served: list[Config]) -> None:
     result = run("serve", "--port", "70000")
     assert result.exit_code == 1
     assert result.stderr == (
-        "tokenflow: --port: server.port: expected at most 65535, got 70000; write a number like 8000\n"
+        "tokenflow: --port: server.port: expected at most 65535, got 70000; write a number from 0 to 65535, like 8000\n"
     )
     assert served == []
 

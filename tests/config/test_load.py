@@ -145,6 +145,9 @@ def test_every_key_has_a_provenance(load_text) -> None:
         ("SERVER__NAME", '"quoted"', "server.name", "quoted"),
         ("PLUGINS__FILES", '["a.py"]', "plugins.files", ("a.py",)),
         ("LIMITS__MAX_TOKENS", "5", "limits.max_tokens", 5),
+        ("MODELS__MY_MODEL_1__API_KEY", '{"a": 1}', 'models."My-Model.1".api_key', '{"a": 1}'),
+        ("MODELS__MY_MODEL_1__FILE", "7", 'models."My-Model.1".file', Path("7")),
+        ("MODELS__MY_MODEL_1__WEIGHTS", '{"a": 1}', 'models."My-Model.1".weights.a', 1.0),
         ("MODELS__MY_MODEL_1__TIMES", "5", 'models."My-Model.1".times', 5),
         ("MODELS__MY_MODEL_1__API_KEY", "1979-05-27", 'models."My-Model.1".api_key', "1979-05-27"),
         ("MODELS__MY_MODEL_1__SIZE", "5", 'models."My-Model.1".size', 5),
@@ -159,10 +162,10 @@ def test_environment(load_text, name: str, text: str, key: str, value: object) -
 
 def test_a_whole_list_from_the_environment_replaces_that_of_the_file(load_text) -> None:
     text = f'[[auth.keys]]\nname = "a"\nsha256 = "{HASH}"\n{MODEL}'
-    variable = f'[{{ name = "b", sha256 = "{HASH}" }}]'
-    loaded = load_text(text, {"TOKENFLOW_AUTH__KEYS": variable})
-    assert [key.name for key in loaded.config.auth.keys] == ["b"]
-    assert loaded.provenance["auth.keys[0].name"] == "environment TOKENFLOW_AUTH__KEYS"
+    for variable in (f'[{{ name = "b", sha256 = "{HASH}" }}]', f'[{{"name": "b", "sha256": "{HASH}"}}]'):
+        loaded = load_text(text, {"TOKENFLOW_AUTH__KEYS": variable})
+        assert [key.name for key in loaded.config.auth.keys] == ["b"]
+        assert loaded.provenance["auth.keys[0].name"] == "environment TOKENFLOW_AUTH__KEYS"
 
 
 def test_other_variables_are_left_alone(load_text) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,8 @@ WRONG = {
     ),
     "integer from float": (
         "[limits]\nmax_tokens = 1.0",
-        "conf/x.toml:2: limits.max_tokens: expected an integer, got 1.0; write a number like 1",
+        "conf/x.toml:2: limits.max_tokens: expected an integer, got 1.0; write a number from 1 on "
+        "(Cap on generated tokens per choice; unset: the rest of the context)",
     ),
     "number in quotes": (
         '[server]\ndrain_s = "2.5"',
@@ -74,15 +76,15 @@ WRONG = {
     ),
     "below the bound": (
         "[server]\nport = -1",
-        "conf/x.toml:2: server.port: expected at least 0, got -1; write a number like 8000",
+        "conf/x.toml:2: server.port: expected at least 0, got -1; write a number from 0 to 65535, like 8000",
     ),
     "above the bound": (
         "[server]\nport = 65536",
-        "conf/x.toml:2: server.port: expected at most 65535, got 65536; write a number like 8000",
+        "conf/x.toml:2: server.port: expected at most 65535, got 65536; write a number from 0 to 65535, like 8000",
     ),
     "not above the bound": (
         "[server]\nbody_timeout_s = 0",
-        "conf/x.toml:2: server.body_timeout_s: expected a number above 0, got 0; write a number like 30.0",
+        "conf/x.toml:2: server.body_timeout_s: expected a number above 0, got 0; write a number above 0, like 30.0",
     ),
     "list from text": (
         '[plugins]\nfiles = "a.py"',
@@ -90,7 +92,20 @@ WRONG = {
     ),
     "list from table": (
         "[plugins.files]\na = 1",
-        "conf/x.toml:1: plugins.files: expected a list, got a table; write one in brackets: [ ]",
+        'conf/x.toml:1: plugins.files: expected a list, got a table; write one in brackets: ["…"]',
+    ),
+    "list from a row's table": (
+        f'[auth.keys]\nname = "a"\nsha256 = "{HASH}"',
+        "conf/x.toml:1: auth.keys: expected a list, got a table; write [[auth.keys]] above each of its tables",
+    ),
+    "list of tables from text": (
+        '[auth]\nkeys = "a"',
+        'conf/x.toml:2: auth.keys: expected a list, got "a"; write one in brackets: [{name = "…", sha256 = "…"}]',
+    ),
+    "no number below the least, and no default to show": (
+        "[limits]\nmax_prompt_tokens = 0",
+        "conf/x.toml:2: limits.max_prompt_tokens: expected at least 1, got 0; "
+        "write a number from 1 on (Cap on prompt tokens; unset: the context)",
     ),
     "item of a list": (
         '[plugins]\nfiles = [\n  "a.py",\n  3,\n]',
@@ -114,7 +129,7 @@ WRONG = {
     "missing in a row": ('[[auth.keys]]\nname = "a"', "conf/x.toml:1: auth.keys[0].sha256: missing; add `sha256 = …`"),
     "row is no table": (
         "[auth]\nkeys = [3]",
-        "conf/x.toml:2: auth.keys[0]: expected a table, got 3; write `key = value` lines under its [header]",
+        'conf/x.toml:2: auth.keys[0]: expected a table, got 3; write one in braces: {name = "…", sha256 = "…"}',
     ),
     "hash is a key": (
         '[[auth.keys]]\nname = "a"\nsha256 = "hunter2"',
@@ -198,7 +213,7 @@ WRONG_MODEL = {
     "unknown engine": ('engine = "nope"', '2: models.m.engine: no plugin offers "nope"'),
     "lacks a key": ('engine = "needy"', "1: models.m.path: missing; add `path = …`"),
     "unknown key": ('engine = "echo"\ntime = 3', "3: models.m.time: unknown key; did you mean times?"),
-    "bound": ('engine = "echo"\ntimes = 0', "3: models.m.times: expected at least 1, got 0; write a number like 1"),
+    "bound": ('engine = "echo"\ntimes = 0', "3: models.m.times: expected at least 1, got 0; write a number from 1 on"),
     "choice": (
         'engine = "echo"\nmode = "soft"',
         '3: models.m.mode: expected one of "plain" or "loud", got "soft"; write a text like "plain"',
@@ -365,7 +380,7 @@ def test_files_of_models_are_looked_for_where_that_is_asked(load_text, problems_
 def test_files_of_sinks_are_looked_for_likewise(load_text, problems_of) -> None:
     text = MODEL + '[sinks.echo]\ntimes = 0\nfile = "a.bin"\n'
     assert problems_of(text, look=True) == [
-        "conf/x.toml:5: sinks.echo.times: expected at least 1, got 0; write a number like 1",
+        "conf/x.toml:5: sinks.echo.times: expected at least 1, got 0; write a number from 1 on",
         "conf/x.toml:6: sinks.echo.file: there is no file a.bin; name another",
     ]
     text = text.replace("times = 0", "times = 404")
@@ -499,7 +514,8 @@ OUTSIDE = {
     "variable below a value": (
         {"TOKENFLOW_SERVER__PORT__X": "1", "TOKENFLOW_SERVER__PORT": "1"},
         {},
-        "environment TOKENFLOW_SERVER__PORT__X: server.port.x: server.port is no table; give it as a whole",
+        "environment TOKENFLOW_SERVER__PORT__X: server.port.x: server.port is no table; give it as a whole: "
+        "TOKENFLOW_SERVER__PORT='…'",
     ),
     "not UTF-8": (
         {"TOKENFLOW_SERVER__NAME": "caf\udce9"},
@@ -514,16 +530,80 @@ OUTSIDE = {
     "flag": (
         {},
         {"server.port": Flag("--port", 70000)},
-        "--port: server.port: expected at most 65535, got 70000; write a number like 8000",
+        "--port: server.port: expected at most 65535, got 70000; write a number from 0 to 65535, like 8000",
+    ),
+    "list of tables in neither language": (
+        {"TOKENFLOW_AUTH__KEYS": '[{name: "x"}]'},
+        {},
+        'environment TOKENFLOW_AUTH__KEYS: auth.keys: expected a list, got "[{name: \\"x\\"}]"; it is neither TOML nor '
+        """JSON; write it as a whole, as TOML or JSON: TOKENFLOW_AUTH__KEYS='[{name = "…", sha256 = "…"}]'""",
+    ),
+    "list by index": (
+        {"TOKENFLOW_AUTH__KEYS__0__NAME": "x"},
+        {},
+        "environment TOKENFLOW_AUTH__KEYS__0__NAME: auth.keys: expected a list, got a table; "
+        """write it as a whole, as TOML or JSON: TOKENFLOW_AUTH__KEYS='[{name = "…", sha256 = "…"}]'""",
+    ),
+    "list from text": (
+        {"TOKENFLOW_PLUGINS__FILES": "a.py"},
+        {},
+        'environment TOKENFLOW_PLUGINS__FILES: plugins.files: expected a list, got "a.py"; '
+        'write it in brackets: ["a.py"]',
+    ),
+    "list by --set": (
+        {},
+        {"auth.keys": "x"},
+        '--set auth.keys: auth.keys: expected a list, got "x"; write it as a whole, as TOML or JSON: '
+        """--set 'auth.keys=[{name = "…", sha256 = "…"}]'""",
+    ),
+    "a row of JSON": (
+        {"TOKENFLOW_AUTH__KEYS": '[{"name": "x"}, null]'},
+        {},
+        "environment TOKENFLOW_AUTH__KEYS: auth.keys[0].sha256: missing; add `sha256 = …`",
+        "environment TOKENFLOW_AUTH__KEYS: auth.keys[1]: expected a table, got null; "
+        'write one in braces: {name = "…", sha256 = "…"}',
+    ),
+    "section from number": (
+        {},
+        {"stream": "3"},
+        "--set stream: stream: expected a table, got 3; write it as a whole, as TOML or JSON: "
+        "--set 'stream={window = 1}'",
+    ),
+    "free keys from text": (
+        {"TOKENFLOW_MODELS__M__WEIGHTS": "x"},
+        {},
+        'environment TOKENFLOW_MODELS__M__WEIGHTS: models.m.weights: expected a table, got "x"; '
+        "write it as a whole, as TOML or JSON: TOKENFLOW_MODELS__M__WEIGHTS='{key = 1.0}'",
+    ),
+    "sink from text": (
+        {"TOKENFLOW_SINKS__ECHO": "x"},
+        {},
+        'environment TOKENFLOW_SINKS__ECHO: sinks.echo: expected a table, got "x"; '
+        "write it as a whole, as TOML or JSON: TOKENFLOW_SINKS__ECHO='{key = …}'",
+    ),
+    "sinks from text": (
+        {},
+        {"sinks": "x"},
+        '--set sinks: sinks: expected tables, got "x"; write it as a whole, as TOML or JSON: '
+        "--set 'sinks={name = {key = …}}'",
     ),
     "no key": ({}, {"server port": 1}, "--set server port: 'server port' is no key; write it like server.port"),
     "two keys": ({}, {"a = 1\nb": 1}, "--set a = 1\nb: 'a = 1\\nb' is no key; write it like server.port"),
 }
 
 
-@pytest.mark.parametrize(("env", "overrides", "line"), OUTSIDE.values(), ids=OUTSIDE)
-def test_wrong_outside_the_file(problems_of, env, overrides, line: str) -> None:
-    assert problems_of(MODEL, env, **overrides) == [line]
+@pytest.mark.parametrize("case", OUTSIDE.values(), ids=OUTSIDE)
+def test_wrong_outside_the_file(problems_of, case: tuple[Any, ...]) -> None:
+    env, overrides, *lines = case
+    assert problems_of(MODEL, env, **overrides) == lines
+
+
+def test_a_variable_below_a_list_of_the_file(problems_of) -> None:
+    text = f'[[auth.keys]]\nname = "a"\nsha256 = "{HASH}"\n'
+    assert problems_of(text + MODEL, {"TOKENFLOW_AUTH__KEYS__0__NAME": "b"}) == [
+        "environment TOKENFLOW_AUTH__KEYS__0__NAME: auth.keys.0.name: auth.keys is no table; give it as a whole: "
+        "TOKENFLOW_AUTH__KEYS='[…]'"
+    ]
 
 
 @dataclass

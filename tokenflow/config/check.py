@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tokenflow.config.keys import KeyPath, has
 from tokenflow.config.raw import Raw
-from tokenflow.config.shape import default_of, unknown
+from tokenflow.config.shape import unknown
 from tokenflow.config.words import Fault, sentence, unknown_key
 from tokenflow.errors import PluginError
 
@@ -45,7 +45,7 @@ def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T]) -> T | Non
     for fault in faults:
         by_key.setdefault((*path, *fault.path), []).append(fault)
     for key, together in by_key.items():
-        raw.problem(key, sentence(together))
+        raw.problem(key, sentence([fault._replace(key=key, outside=raw.outside(key)) for fault in together]))
     return instance
 
 
@@ -83,7 +83,7 @@ def _check(value: object, cls: type[T]) -> tuple[list[Fault], T | None]:
 
 def _fault(error: Mapping[str, Any], value: object, cls: type) -> Fault:
     path = _key_path(error, value)
-    return Fault(path, error["type"], error["input"], default_of(cls, path), error.get("ctx", {}), error["msg"])
+    return Fault(path, error["type"], error["input"], cls, error.get("ctx", {}), error["msg"])
 
 
 def _key_path(error: Mapping[str, Any], value: Any) -> KeyPath:
@@ -103,7 +103,7 @@ def _as_text(raw: Raw, path: KeyPath, value: object, faults: list[Fault]) -> boo
     mended = False
     for fault in faults:
         text = raw.texts.get((*path, *fault.path))
-        if text is None or fault.kind not in ("string_type", "date_or_time") or not fault.path:
+        if text is None or fault.kind not in ("string_type", "path_type", "date_or_time") or not fault.path:
             continue
         table: Any = value
         for step in fault.path[:-1]:
@@ -120,7 +120,7 @@ def _beyond_json(value: object, cls: type, path: KeyPath = ()) -> Iterator[Fault
     elif isinstance(value, float) and not math.isfinite(value):
         kind = "finite_number"
     if kind:
-        yield Fault(path, kind, value, default_of(cls, path), {}, "")
+        yield Fault(path, kind, value, cls)
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, below in steps:
         yield from _beyond_json(below, cls, (*path, step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -46,13 +47,22 @@ def parse_dotted(text: str) -> tuple[str, ...]:
 
 
 def parse_value(text: str) -> object:
-    """A TOML value, or else the text itself: so that nobody quotes quotes in a shell."""
+    """A TOML value, or a list or table in JSON, or else the text itself: so that nobody quotes quotes in a shell."""
     try:
         found = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        # A newline in the text could have smuggled in a second key.
+        return found["value"] if len(found) == 1 else text
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(text) if is_bracketed(text) else text
+    except (ValueError, RecursionError):
         return text
-    # A newline in the text could have smuggled in a second key.
-    return found["value"] if len(found) == 1 else text
+
+
+def is_bracketed(text: str) -> bool:
+    """Whether it looks like a list or a table."""
+    return text.lstrip().startswith(("[", "{"))
 
 
 def has(value: object, step: str | int) -> bool:
@@ -64,6 +74,8 @@ def has(value: object, step: str | int) -> bool:
 
 def toml(value: object) -> str:
     """A value as TOML writes it."""
+    if value is None:
+        return "null"  # JSON has it, in the environment
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, PurePath)):

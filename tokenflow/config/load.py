@@ -19,7 +19,7 @@ from tokenflow.config.keys import KeyPath, dotted, got, has
 from tokenflow.config.model import ChatConfig, Config, ModelConfig, ServerConfig
 from tokenflow.config.raw import Raw, read
 from tokenflow.config.rules import findings
-from tokenflow.config.words import unknown_key
+from tokenflow.config.words import assigned, unknown_key
 from tokenflow.errors import PluginError
 
 SECTIONS: dict[str, type] = {
@@ -80,7 +80,7 @@ def load(
 
     Args:
         path: the TOML file; None: environment and flags alone.
-        env: `TOKENFLOW_<SECTION>__<KEY>` is read from it, as a TOML value or else as text.
+        env: `TOKENFLOW_<SECTION>__<KEY>` is read from it, as a TOML value, a list or table in JSON, or else as text.
         overrides: by dotted key. Strings are read like those of the environment. `Flag(name, value)` says which flag
             a value came from; otherwise it is taken to be `--set`.
         catalogue: knows the plugins; those that the configuration names are asked for, no others.
@@ -239,13 +239,19 @@ def _tables(raw: Raw, section: str) -> dict[str, dict[str, Any]]:
     """The tables of a section whose names are free; what is no table is a problem."""
     found = raw.data.get(section, {})
     if not isinstance(found, dict):
-        raw.problem((section,), f"expected tables, got {got((section,), found)}; write [{section}.<name>]")
+        way_out = _in_braces(raw, (section,), "{name = {key = …}}") or f"write [{section}.<name>]"
+        raw.problem((section,), f"expected tables, got {got((section,), found)}; {way_out}")
         return {}
     for name, table in found.items():
         if not isinstance(table, dict):
-            raw.problem(
-                (section, name), f"expected a table, got {got((section, name), table)}; write [{section}.{name}]"
-            )
+            way_out = _in_braces(raw, (section, name), "{key = …}") or f"write [{dotted((section, name))}]"
+            raw.problem((section, name), f"expected a table, got {got((section, name), table)}; {way_out}")
         elif not name:
             raw.problem((section, name), "the name is empty; give it one")
     return {name: table for name, table in found.items() if isinstance(table, dict) and name}
+
+
+def _in_braces(raw: Raw, path: KeyPath, example: str) -> str:
+    """How to give a table as text; empty where it is in the file."""
+    outside = raw.outside(path)
+    return f"write it as a whole, as TOML or JSON: {assigned(outside, example)}" if outside else ""

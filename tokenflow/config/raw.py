@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tokenflow.config.keys import KeyPath, dotted, parse_dotted, parse_value
 from tokenflow.config.locate import locate
+from tokenflow.config.words import assigned
 from tokenflow.errors import ConfigError
 
 PREFIX = "TOKENFLOW_"
@@ -77,9 +78,10 @@ class Raw:
         for depth, name in enumerate(path[:-1], 1):
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                self.problems.append(
-                    (source, f"{dotted(path)}: {dotted(path[:depth])} is no table; give it as a whole")
-                )
+                name = dotted(path[:depth])
+                whole = _whole(source, path[:depth])
+                example = f": {assigned(whole, '[…]' if isinstance(table, list) else '…')}" if whole else ""
+                self.problems.append((source, f"{dotted(path)}: {name} is no table; give it as a whole{example}"))
                 return
         table[path[-1]] = value
         for known in [known for known in self.sources if known[: len(path)] == path]:
@@ -92,9 +94,23 @@ class Raw:
         self.put(path, value, source)
         self.texts[path] = text
 
+    def outside(self, path: KeyPath) -> str:
+        """Where to give a key as a whole, if it, or what is under it, was given as text; empty: in the file."""
+        given = any(known[: len(path)] == path for known in self.texts)
+        return _whole(self.source(path), path) if given else ""
+
     def raise_problems(self) -> None:
         if self.problems:
             raise ConfigError([f"{source.text}: {text}" for source, text in sorted(self.problems, key=_line)])
+
+
+def _whole(source: Source, path: KeyPath) -> str:
+    """The variable of a key, or its flag, as `source` is one; empty in a file."""
+    if source.line != _LAST:
+        return ""
+    if source.text.startswith("environment "):
+        return PREFIX + "__".join(_variable_name(str(step)) for step in path)
+    return f"--set {dotted(path)}"
 
 
 def _line(problem: tuple[Source, str]) -> int:

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from tokenflow.config.docs import field_docs
 from tokenflow.config.keys import KeyPath
 
 
@@ -67,15 +70,63 @@ def _is(hint: Any, base: type) -> bool:
     return isinstance(origin, type) and issubclass(origin, base)
 
 
+def at(cls: type, path: KeyPath) -> Any:
+    """The hint of what lies at a path below a class; None where that is not known."""
+    hint: Any = cls
+    for step in path:
+        hint = inside(hint, step)
+    return hint
+
+
 def default_of(cls: type, path: KeyPath) -> object:
     """The default of the key at a path below a class; MISSING if it has none."""
-    hint: Any = cls
-    for step in path[:-1]:
-        hint = inside(hint, step)
-    for table in tables(hint) if path and isinstance(path[-1], str) else []:
-        if path[-1] in keys(table):
-            return keys(table)[str(path[-1])].default
-    return MISSING
+    return next((keys(table)[name].default for table, name in _owners(cls, path)), MISSING)
+
+
+def help_of(cls: type, path: KeyPath) -> str:
+    """Its help."""
+    return next((field_docs(table).get(name, "") for table, name in _owners(cls, path)), "")
+
+
+def _owners(cls: type, path: KeyPath) -> Iterator[tuple[type, str]]:
+    """The classes that have the key at a path, and its name in them."""
+    match path:
+        case (*above, str(name)):
+            yield from ((table, name) for table in tables(at(cls, tuple(above))) if name in keys(table))
+
+
+def bounds(hint: Any) -> dict[str, Any]:
+    """What `Annotated` says of a number: `ge`, `gt`, `le`, `lt`."""
+    found: dict[str, Any] = {}
+    if get_origin(hint) in (Union, types.UnionType):
+        for side in get_args(hint):
+            found |= bounds(side)
+    elif get_origin(hint) is Annotated:
+        inner, *said = get_args(hint)
+        found = bounds(inner)
+        for one, name in itertools.product(said, ("ge", "gt", "le", "lt")):
+            if (bound := getattr(one, name, None)) is not None:
+                found[name] = bound
+    return found
+
+
+def like(hint: Any) -> str:
+    """What a value may look like, in TOML: of a table, the keys that it must have."""
+    for plain in alternatives(hint):
+        if isinstance(plain, type) and is_dataclass(plain):
+            known = list(keys(plain).values())
+            needed = [key for key in known if key.default is MISSING] or known[:1]
+            return "{" + ", ".join(f"{key.name} = {like(key.hint)}" for key in needed) + "}"
+        if _is(plain, Mapping):
+            return "{key = " + like(inside(plain, "key")) + "}"
+        if get_origin(plain) in (tuple, list, set, frozenset):
+            return f"[{like(inside(plain, 0))}]"
+        if plain in _LIKE:
+            return _LIKE[plain]
+    return "…"
+
+
+_LIKE: dict[Any, str] = {str: '"…"', Path: '"…"', int: "1", float: "1.0", bool: "true"}
 
 
 def unknown(hint: Any, value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, list[str]]]:

@@ -20,6 +20,7 @@ from tokenflow.config.shape import Key, alternatives, inside, keys, tables
 _HEAD = """\
 # Every key with its default and its help: `tokenflow config template` writes this file. Delete what you do not change.
 # The environment outranks this file (TOKENFLOW_SERVER__PORT=9000), and flags outrank the environment (--port 9000).
+# Values are written there as here, but texts need no quotes, and lists and tables may be JSON.
 # What holds, and where from: `tokenflow config show`.
 """
 _WIDTH = 118

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from typing import Any, NamedTuple
 
-from tokenflow.config.keys import KeyPath, got, is_secret, toml
+from tokenflow.config.keys import KeyPath, dotted, got, is_bracketed, is_secret, toml
+from tokenflow.config.shape import at, bounds, default_of, help_of, inside, like, tables
 
 HOST_PATTERN = r"^[A-Za-z0-9.-]+$"
 ORIGIN_PATTERN = r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#@\s]+)$"
@@ -23,11 +24,25 @@ class Fault(NamedTuple):
     """One error on its way into words."""
 
     path: KeyPath
+    """Below `cls`."""
     kind: str
     value: object
-    default: object
-    context: Mapping[str, Any]
-    message: str
+    cls: type
+    """Of the table that it is in."""
+    context: Mapping[str, Any] = {}
+    message: str = ""
+    key: KeyPath = ()
+    """The whole path."""
+    outside: str = ""
+    """The variable or flag to give it as a whole, if it is not in the file."""
+
+    @property
+    def default(self) -> object:
+        return default_of(self.cls, self.path)
+
+    @property
+    def hint(self) -> Any:
+        return at(self.cls, self.path)
 
 
 class Words(NamedTuple):
@@ -82,11 +97,35 @@ def _kind_of(value: object) -> str:
 
 
 def _integer(fault: Fault) -> Words:
-    return Words("an integer", _unquoted(fault, int) or _example(fault, "write a number like 1"))
+    return Words("an integer", _unquoted(fault, int) or _example(fault, _within(fault, "like 1")))
 
 
 def _number(fault: Fault) -> Words:
-    return Words("a number", _unquoted(fault, float) or _example(fault, "write a number like 1.5"))
+    return Words("a number", _unquoted(fault, float) or _example(fault, _within(fault, "like 1.5")))
+
+
+def _within(fault: Fault, otherwise: str) -> str:
+    """Which numbers are right, and one of them; where there is none to show, what the key is for."""
+    limits = {**fault.context, **bounds(fault.hint)}
+    span = _span(limits) or otherwise
+    if isinstance(fault.default, (int, float)):
+        return f"write a number {span}" + (f", like {toml(fault.default)}" if fault.default != limits.get("ge") else "")
+    help = help_of(fault.cls, fault.path).rstrip(".")
+    return f"write a number {span}" + (f" ({help})" if help else "")
+
+
+def _span(bounds: Mapping[str, Any]) -> str:
+    ge, gt, le, lt = (_plain(bounds.get(name)) for name in ("ge", "gt", "le", "lt"))
+    if ge is not None and le is not None:
+        return f"from {ge} to {le}"
+    low = f"above {gt}" if gt is not None else f"from {ge} on" if ge is not None else ""
+    high = f"below {lt}" if lt is not None else f"up to {le}" if le is not None else ""
+    return " and ".join(filter(None, (low, high)))
+
+
+def _plain(bound: Any) -> Any:
+    """pydantic hands bounds of float fields over as floats: "above 0", not "above 0.0"."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 def _unquoted(fault: Fault, number: Callable[[str], object]) -> str:
@@ -105,20 +144,43 @@ def _string(fault: Fault) -> Words:
 
 
 def _list(fault: Fault) -> Words:
-    simple = not isinstance(fault.value, dict) and not is_secret(fault.path)
-    return Words("a list", f"write it in brackets: [{toml(fault.value)}]" if simple else "write one in brackets: [ ]")
+    rows = tables(inside(fault.hint, 0))
+    text = isinstance(fault.value, str) and is_bracketed(fault.value)
+    if rows and isinstance(fault.value, dict) and not fault.outside:
+        way_out = f"write [[{dotted(fault.key)}]] above each of its tables"
+    elif rows or text or isinstance(fault.value, dict) or is_secret(fault.path):
+        way_out = _whole(fault, "write one in brackets")
+    else:
+        way_out = f"write it in brackets: [{toml(fault.value)}]"
+    return Words("a list", way_out)
 
 
 def _table(fault: Fault) -> Words:
+    in_a_list = bool(fault.path) and isinstance(fault.path[-1], int)
+    if fault.outside or in_a_list:
+        return Words("a table", _whole(fault, "write one in braces"))
     return Words("a table", "write `key = value` lines under its [header]")
+
+
+def _whole(fault: Fault, inside: str) -> str:
+    """How to write a list or a table on one line."""
+    example = like(fault.hint)
+    if not fault.outside:
+        return f"{inside}: {example}"
+    broken = "it is neither TOML nor JSON; " if isinstance(fault.value, str) and is_bracketed(fault.value) else ""
+    return f"{broken}write it as a whole, as TOML or JSON: {assigned(fault.outside, example)}"
+
+
+def assigned(outside: str, example: str) -> str:
+    """`NAME='…'`, or `--set 'key=…'`, as a shell takes it."""
+    flag, blank, key = outside.rpartition(" ")
+    return f"{flag} '{key}={example}'" if blank else f"{key}='{example}'"
 
 
 def _bound(text: str, key: str, unit: str = "") -> Callable[[Fault], Words]:
     def write(fault: Fault) -> Words:
-        bound = fault.context[key]
-        # pydantic hands bounds of float fields over as floats: "above 0", not "above 0.0".
-        bound = int(bound) if isinstance(bound, float) and bound.is_integer() else bound
-        return Words(f"{text} {bound}{unit}", _example(fault, "change it"))
+        expected = f"{text} {_plain(fault.context[key])}{unit}"
+        return Words(expected, _example(fault, f"write {expected}") if unit else _within(fault, ""))
 
     return write
 
