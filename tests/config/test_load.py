@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -212,3 +213,23 @@ def test_show(load_text) -> None:
     assert "hunter2" not in shown
     assert HASH not in shown
     assert len({line.index("  # ") for line in shown.splitlines()}) == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BareConfig:
+    """Has no keys."""
+
+
+def test_show_has_what_has_no_keys(load_text, catalogue) -> None:
+    catalogue.classes = {**catalogue.classes, "bare": BareConfig}
+    shown = show(load_text('[models.m]\nengine = "bare"\n[sinks.bare]\n[sinks.echo]\n'))
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "sinks.bare = {} # conf/x.toml:3" in rows
+    assert "sinks.echo.times = 1 # default" in rows
+    assert [row for row in rows if row.startswith("models.m") and ".chat." not in row] == [
+        'models.m.engine = "bare" # conf/x.toml:2'
+    ]
+    shown = show(load_text(MODEL, {"TOKENFLOW_SINKS__BARE": "{}"}))
+    assert "sinks.bare = {} # environment TOKENFLOW_SINKS__BARE" in [
+        " ".join(row.split()) for row in shown.splitlines()
+    ]

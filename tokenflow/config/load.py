@@ -112,11 +112,19 @@ def load(
 
 
 def flatten(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """All keys of a configuration with their plain values, in order. A model's options count as its own keys."""
-    if is_dataclass(value):
+    """All keys of a configuration with their plain values, in order. A model's options count as its own keys.
+
+    A table that can have no keys is there for itself: it switches something on.
+    """
+    if is_dataclass(value) and not fields(value):
+        yield path, {}
+    elif is_dataclass(value):
         for field in fields(value):
-            inner = path if isinstance(value, ModelConfig) and field.name == "options" else (*path, field.name)
-            yield from flatten(getattr(value, field.name), inner)
+            below = getattr(value, field.name)
+            if not isinstance(value, ModelConfig) or field.name != "options":
+                yield from flatten(below, (*path, field.name))
+            elif fields(below):  # else `engine` is there to show the model
+                yield from flatten(below, path)
     elif isinstance(value, Mapping) and value:
         for key, below in value.items():
             yield from flatten(below, (*path, key))
