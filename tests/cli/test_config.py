@@ -201,7 +201,8 @@ def test_a_plugin_that_fails_is_listed(run, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_plugin(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenflow.cli.plugins.installed", lambda: ())
-    assert run("plugins").stdout == "No plugin is installed. For an engine: pip install tokenflow-llamacpp\n"
+    said = "No plugin is installed. For an engine, in a clone of tokenflow: pip install ./plugins/llamacpp\n"
+    assert run("plugins").stdout == said
 
 
 # --- engine check ---------------------------------------------------------------------------------------------------

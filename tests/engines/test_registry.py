@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from tests.engines.conftest import ENGINE
-from tokenflow.engines.registry import Registry, installed
+from tokenflow.engines.registry import OURS, Registry, installed
 from tokenflow.errors import PluginError
 
 
@@ -147,11 +148,40 @@ def test_missing_plugin(empty: Registry, write) -> None:
     assert refusal(empty.engine, "nope") == line + "(installed: echo)"
 
 
+def test_a_missing_plugin_that_is_in_the_repository(empty: Registry) -> None:
+    assert refusal(empty.sink, "ledger") == (
+        'no plugin offers the sink "ledger"; install it from a clone of tokenflow: pip install ./plugins/ledger, '
+        "or name its file in [plugins] files (installed: none)"
+    )
+    assert "pip install ./plugins/exllama_common ./plugins/exllamav2 (conf/exllamav2.toml says" in refusal(
+        empty.engine, "exllamav2"
+    )
+
+
+def test_what_is_in_the_repository_can_be_installed_as_it_is_said() -> None:
+    """By the name that a configuration has, with those of its dependencies that no index has."""
+    root = Path(__file__).parents[2]
+    files = root.glob("plugins/*/pyproject.toml")
+    projects = {file.parent: tomllib.loads(file.read_text())["project"] for file in files}
+    folders = {project["name"]: folder for folder, project in projects.items()}
+    told = dict(OURS)
+    for folder, project in projects.items():
+        for name in project.get("entry-points", {}).get("tokenflow", {}):
+            said = [root / word for word in told.pop(name).split() if word.startswith("./")]
+            needed = {folders[need] for need in project["dependencies"] if need in folders}
+            assert set(said) == needed | {folder}
+    assert not told
+
+
 def test_misspelt_plugin(install) -> None:
     install("tokenflow-tst", {"tst-engine": "tst_plugin"}, tst_plugin=ENGINE.format(name="tst-engine"))
     assert 'no plugin offers the engine "tst-engin"; did you mean tst-engine? Otherwise install' in refusal(
         Registry().engine, "tst-engin"
     )
+
+
+def test_misspelt_plugin_of_the_repository(empty: Registry) -> None:
+    assert 'the engine "exlamav2"; did you mean exllamav2? Otherwise' in refusal(empty.engine, "exlamav2")
 
 
 def test_a_sink_is_no_engine(install) -> None:

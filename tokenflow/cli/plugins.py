@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tokenflow.engines.registry import Registry, installed
+from tokenflow.engines.registry import OURS, Registry, installed
 
 
 @click.command("plugins")
@@ -16,7 +16,7 @@ def plugins_command(load: bool) -> None:
     """
     found = installed()
     if not found:
-        click.echo("No plugin is installed. For an engine: pip install tokenflow-llamacpp")
+        click.echo(f"No plugin is installed. For an engine, in a clone of tokenflow: pip install {OURS['llamacpp']}")
     registry = Registry()
     failures = registry.load_all() if load else {}
     width = max((len(plugin.name) for plugin in found), default=0)

@@ -28,6 +28,13 @@ from tokenflow.errors import PluginError
 Offer = TypeVar("Offer", bound=EnginePlugin[Any] | SinkPlugin[Any])
 
 
+OURS = {name: f"./plugins/{name}" for name in ("ledger", "llamacpp", "prometheus", "synthetic")} | {
+    name: f"./plugins/exllama_common ./plugins/{name} (conf/{name}.toml says what it needs beside)"
+    for name in ("exllamav2", "exllamav3")
+}
+"""Plugins that are in the repository of tokenflow, and what pip takes to install them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
     """A plugin that is installed; it need not be loaded, nor loadable."""
@@ -178,11 +185,15 @@ class Registry:
 
     def _missing(self, kind: str, name: str, loaded: list[str]) -> str:
         there = sorted({plugin.name for plugin in self._installed} | set(loaded))
-        close = difflib.get_close_matches(name, there, n=1)
-        meant = f"did you mean {close[0]}? Otherwise install" if close else "install"
+        close = difflib.get_close_matches(name, [*there, *OURS], n=1)
+        if name in OURS:
+            way_out = f"install it from a clone of tokenflow: pip install {OURS[name]}"
+        else:
+            meant = f"did you mean {close[0]}? Otherwise install" if close else "install"
+            way_out = f"{meant} the package that does (likely tokenflow-{name})"
         return (
-            f'no plugin offers the {kind} "{name}"; {meant} the package that does (likely tokenflow-{name}), or name '
-            f"its file in [plugins] files (installed: {', '.join(there) or 'none'})"
+            f'no plugin offers the {kind} "{name}"; {way_out}, or name its file in [plugins] files '
+            f"(installed: {', '.join(there) or 'none'})"
         )
 
     def _load(self, key: str, name: str, origin: str, load: Callable[[], Any]) -> None:
