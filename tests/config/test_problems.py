@@ -335,6 +335,10 @@ NO_TOML = {
         "conf/x.toml:3: no valid TOML: cannot overwrite a value at the end; keep one of the two",
     ),
     "a well": ("[server]\nport = " + "[" * 5000, "conf/x.toml: it is nested too deeply to be read; mend its brackets"),
+    "a number without end": (
+        "[server]\nport = " + "9" * 5000,
+        "conf/x.toml: a number in it has thousands of digits; shorten it",
+    ),
     "unfinished": (
         '[server]\nhost = """a\n',
         "conf/x.toml:2: no valid TOML: unterminated string at the end; "

@@ -145,6 +145,8 @@ def _read_file(path: Path) -> Raw:
         raise ConfigError([f"{path}:{line}: byte {exc.object[exc.start]:#x} is not UTF-8; save it as UTF-8"]) from exc
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError([_syntax_problem(path, str(exc), text)]) from exc
+    except ValueError:
+        raise ConfigError([f"{path}: a number in it has thousands of digits; shorten it"]) from None
     except RecursionError:
         raise ConfigError([f"{path}: it is nested too deeply to be read; mend its brackets"]) from None
     sources = {key: Source(f"{path}:{line}", line) for key, line in locate(text).items()}
