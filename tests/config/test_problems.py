@@ -263,7 +263,7 @@ WRONG_MODEL = {
         'got "deep"; write a text like "auto"',
     ),
     "two templates": (
-        'engine = "echo"\n[models.m.chat]\ntemplate = "a"\ntemplate_file = "b"',
+        'engine = "echo"\n[models.m.chat]\ntemplate = "a"\ntemplate_file = "x.toml"',
         "3: models.m.chat: template and template_file are both set; take one",
     ),
     "no such template": (
@@ -466,6 +466,30 @@ chat = { template = "a", template_file = "b", reasoning = "deep" }
         '27: models.e.chat.reasoning: expected one of "auto", "none", "harmony", "mistral", "seed" or "think", '
         'got "deep"',
         "27: models.e.chat: template and template_file are both set",
+        "27: models.e.chat.template: a is none",
+        "27: models.e.chat.template_file: there is no file conf/b",
+    ]
+
+
+def test_what_a_class_says_of_its_keys_hides_nothing(problems_of) -> None:
+    text = '[models.a]\nengine = "echo"\nfile = "a.bin"\ntimes = 13\nmode = "soft"\n[models.a.chat]\ntemplate = "a"\n'
+    lines = problems_of(
+        text + 'template_file = "no.jinja"\n', look=True, template_fault=lambda given: f"{given} is none"
+    )
+    assert [line.removeprefix("conf/x.toml:").partition("; ")[0] for line in lines] == [
+        "1: models.a: times = 13 brings bad luck",
+        "3: models.a.file: there is no file a.bin",
+        '5: models.a.mode: expected one of "plain" or "loud", got "soft"',
+        "6: models.a.chat: template and template_file are both set",
+        "7: models.a.chat.template: a is none",
+        "8: models.a.chat.template_file: there is no file conf/no.jinja",
+    ]
+
+
+def test_a_plugin_that_fails_to_look_at_a_wrong_table_is_not_blamed(problems_of) -> None:
+    text = '[models.a]\nengine = "echo"\ntimes = 404\nmode = "soft"\n'
+    assert [line.partition(": expected")[0] for line in problems_of(text, look=True)] == [
+        "conf/x.toml:4: models.a.mode"
     ]
 
 

@@ -12,6 +12,7 @@ import datetime
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -38,9 +39,12 @@ def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T]) -> T | Non
     for below, known in strange:
         raw.problem((*path, *below), unknown_key(str(below[-1]), known))
     if faults:
-        rules, instance = _check(_without(value, faults), cls)
+        right = _without(value, faults)
+        rules, instance = _check(right, cls)
         # Keys that were left out may be missed now, and that is no news; what the class says of the others is.
         faults += [fault for fault in rules if fault.kind == "value_error"]
+        if instance is None:
+            _, instance = _check(right, _without_rules(cls))
     by_key: dict[KeyPath, list[Fault]] = {}
     for fault in faults:
         by_key.setdefault((*path, *fault.path), []).append(fault)
@@ -53,6 +57,13 @@ def _without(value: object, faults: list[Fault]) -> object:
     """A table without those of its keys that are at fault."""
     wrong = {fault.path[0] for fault in faults if fault.path}
     return {key: below for key, below in value.items() if key not in wrong} if isinstance(value, dict) else value
+
+
+def _without_rules(cls: type[T]) -> type[T]:
+    """The class, but for what it says of its keys together."""
+    mute = type(cls.__name__, (cls,), {"__post_init__": lambda self: None, "__module__": cls.__module__})
+    frozen: bool = vars(cls)["__dataclass_params__"].frozen
+    return dataclass(frozen=frozen)(mute)
 
 
 def adapter(cls: type[T]) -> TypeAdapter[T]:

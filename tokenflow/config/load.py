@@ -206,7 +206,8 @@ def _look(raw: Raw, path: KeyPath, plugin: KeyPath, options: Any, missing: Missi
             if not raw.is_wrong((*path, key)):
                 raw.problem((*path, key), text)
     except PluginError as exc:
-        raw.problem((*path, *plugin), exc.message)
+        if not raw.is_wrong(path):  # else that may be why
+            raw.problem((*path, *plugin), exc.message)
 
 
 def _look_at_tls(raw: Raw, server: ServerConfig | None) -> None:
