@@ -140,8 +140,10 @@ def test_template_for_other_plugins(run) -> None:
     assert [line for line in text.splitlines() if line.startswith(("[models", "[sinks"))] == [
         "[models.a]",
         "[models.a.chat]",
+        "[models.a.defaults]",
         "[models.synthetic]",
         "[models.synthetic.chat]",
+        "[models.synthetic.defaults]",
         "[sinks.ledger]",
     ]
 

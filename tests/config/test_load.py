@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -77,6 +78,13 @@ def test_a_models_chat_is_beside_its_engines_keys(load_text) -> None:
     assert (model.chat.template_file, model.chat.tool_calls) == (Path("conf/a.jinja"), "hermes")
     assert (model.chat.reasoning, model.chat.template_kwargs) == ("auto", ("effort",))
     assert load_text(MODEL).config.models["m"].chat == ChatConfig()
+
+
+def test_a_models_defaults(load_text) -> None:
+    loaded = load_text(MODEL + "[models.m.defaults]\nmax_tokens = 100\ntemperature = 0.7\ntop_p = 1\n")
+    defaults = loaded.config.models["m"].defaults
+    assert (defaults.max_tokens, defaults.sampling) == (100, {"temperature": 0.7, "top_p": 1.0})
+    assert loaded.provenance["models.m.defaults.temperature"].endswith(":5")
 
 
 def test_chats_formats_are_those_that_can_be_read() -> None:
@@ -226,7 +234,7 @@ def test_show_has_what_has_no_keys(load_text, catalogue) -> None:
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     assert "sinks.bare = {} # conf/x.toml:3" in rows
     assert "sinks.echo.times = 1 # default" in rows
-    assert [row for row in rows if row.startswith("models.m") and ".chat." not in row] == [
+    assert [row for row in rows if row.startswith("models.m") and not re.search(r"\.(chat|defaults)\.", row)] == [
         'models.m.engine = "bare" # conf/x.toml:2'
     ]
     shown = show(load_text(MODEL, {"TOKENFLOW_SINKS__BARE": "{}"}))

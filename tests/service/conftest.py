@@ -15,6 +15,7 @@ from tokenflow.api import EnginePlugin, LifecycleEvent, SinkPlugin
 from tokenflow.config.model import (
     ChatConfig,
     Config,
+    DefaultsConfig,
     LimitsConfig,
     ModelConfig,
     ReplayConfig,
@@ -100,6 +101,7 @@ async def open_rig(
     replay: dict[str, Any] | None = None,
     open_engine: Any = None,
     chat: ChatConfig | None = None,
+    defaults: DefaultsConfig | None = None,
     **engine: Any,
 ) -> AsyncIterator[Rig]:
     """`async with open_rig(tokens_per_s=…, slots=…, timeouts={…}, stream={…}) as r:`, on a mock clock."""
@@ -110,7 +112,14 @@ async def open_rig(
         limits=LimitsConfig(**limits or {}),
         stream=StreamConfig(**stream or {}),
         replay=ReplayConfig(**replay or {}),
-        models={"m": ModelConfig(engine="synthetic", options=options, chat=chat or ChatConfig())},
+        models={
+            "m": ModelConfig(
+                engine="synthetic",
+                options=options,
+                chat=chat or ChatConfig(),
+                defaults=defaults or DefaultsConfig(),
+            )
+        },
     )
     plugin = EnginePlugin(
         name="synthetic", config=SyntheticConfig, open=open_engine or partial(open_in_task, step_s=STEP_S)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tokenflow.api import Dry, EngineInfo, Grammar, InvalidRequest, Mirostat, Sampling, Xtc
-from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
+from tokenflow.config.model import DefaultsConfig, LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.types import ChatPrompt, GenerationRequest, TokenPrompt
 from tokenflow.service.plan import _NEUTRAL, Plan, Planner
 
@@ -28,10 +29,16 @@ LIMITS = LimitsConfig(max_banned_strings=2, max_stop_chars=8, max_grammar_chars=
 
 
 async def plan(
-    capabilities: set[str], sampling: Sampling, grammar: Grammar | None = None, engine: Any = None, **fields: Any
+    capabilities: set[str],
+    sampling: Sampling,
+    grammar: Grammar | None = None,
+    engine: Any = None,
+    defaults: DefaultsConfig | None = None,
+    **fields: Any,
 ) -> Plan:
     info = EngineInfo(model="m", context_length=64, slots=1, capabilities=frozenset(capabilities))
-    planner = Planner(info, None, LIMITS, TimeoutsConfig(), StreamConfig(), ReplayConfig())
+    rules = LIMITS, TimeoutsConfig(), StreamConfig(), ReplayConfig()
+    planner = Planner(info, None, *rules, defaults or DefaultsConfig())
     fields.setdefault("prompts", (TokenPrompt(tokens=(1,)),))
     request = GenerationRequest(model="m", sampling=sampling, grammar=grammar, **fields)
     return await planner.plan(request, engine, "id")
@@ -45,6 +52,21 @@ async def test_what_the_engine_cannot_do(capability: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await plan(set(ASKED) - {capability}, sampling)
     assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+async def test_defaults_are_for_what_a_request_does_not_say() -> None:
+    defaults = DefaultsConfig(max_tokens=7, temperature=0.5, top_p=0.9, presence_penalty=0.1)
+    can = {"temperature", "top_p", "min_p", "presence_penalty"}
+    [silent] = (await plan(can, Sampling(), defaults=defaults)).sequences
+    assert (silent.max_tokens, silent.sampling) == (7, Sampling(temperature=0.5, top_p=0.9, presence_penalty=0.1))
+    said = Sampling(temperature=0, min_p=0.2, top_p=1)
+    [own] = (await plan(can, said, defaults=defaults, max_tokens=9)).sequences
+    assert (own.max_tokens, own.sampling) == (9, replace(said, presence_penalty=0.1))
+
+
+def test_every_default_is_a_field_of_sampling() -> None:
+    every = DefaultsConfig(**{field.name: 1 for field in fields_of(DefaultsConfig)})
+    assert set(every.sampling) == {field.name for field in fields_of(DefaultsConfig)} - {"max_tokens"} <= set(_NEUTRAL)
 
 
 async def test_a_model_that_cannot_chat_says_so_before_all_else() -> None:

@@ -16,11 +16,12 @@ from trio.testing import MockClock
 from tests.service.conftest import STEP_S, open_rig, read_all
 from tokenflow.api import EngineInfo, EngineStats, Send, SequenceRequest, Started
 from tokenflow.cli.logs import OneLine
+from tokenflow.config.model import DefaultsConfig
 from tokenflow.core.lifecycle import Admitted, FirstToken, SlotTaken
 from tokenflow.core.states import Phase
 from tokenflow.core.types import Delta
 from tokenflow.dialects.openai_completions import CompletionsEncoder
-from tokenflow.errors import Draining, EngineError, EngineStuck, QueueFull
+from tokenflow.errors import Draining, EngineError, EngineStuck, QueueFull, StartupError
 from tokenflow.service.records import Ended, Failed
 
 
@@ -295,6 +296,18 @@ def opener(generate: Callable[[SequenceRequest, Send], Awaitable[None]], slots: 
         yield OneFunction(generate, slots)
 
     return open_engine
+
+
+async def test_a_default_that_the_engine_cannot_do_is_told_at_the_start() -> None:
+    async def generate(request: SequenceRequest, send: Send) -> None:
+        pytest.fail("it has started")
+
+    told = pytest.RaisesExc(
+        StartupError, match="model 'm': its engine cannot do min_p; take that out of its `defaults`"
+    )
+    with pytest.RaisesGroup(told, flatten_subgroups=True, allow_unwrapped=True):
+        async with open_rig(open_engine=opener(generate, 1), defaults=DefaultsConfig(top_p=1, min_p=0.1)):
+            pytest.fail("it has started")
 
 
 async def test_an_event_after_the_deadline_does_not_rename_it(autojump_clock: MockClock) -> None:

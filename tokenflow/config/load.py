@@ -16,7 +16,7 @@ from typing import Any, Protocol, get_type_hints
 
 from tokenflow.config.check import check_table
 from tokenflow.config.keys import KeyPath, dotted, got, has
-from tokenflow.config.model import ChatConfig, Config, ModelConfig, ServerConfig
+from tokenflow.config.model import MODEL_TABLES, ChatConfig, Config, DefaultsConfig, ModelConfig, ServerConfig
 from tokenflow.config.raw import Raw, read
 from tokenflow.config.rules import findings
 from tokenflow.config.words import assigned, unknown_key
@@ -26,7 +26,7 @@ SECTIONS: dict[str, type] = {
     name: hint for name, hint in get_type_hints(Config).items() if isinstance(hint, type) and is_dataclass(hint)
 }
 """The tables whose keys are ours."""
-OUR_KEYS = frozenset({"engine", "chat"})
+OUR_KEYS = frozenset({"engine", *MODEL_TABLES})
 """Keys of a model's table that are not its engine's."""
 
 TemplateFault = Callable[[str | Path], str | None]
@@ -180,6 +180,7 @@ def _models(raw: Raw, catalogue: Catalogue, template_fault: TemplateFault) -> It
     for name, table in tables.items():
         path = ("models", name)
         chat = _chat(raw, path, table, template_fault)
+        defaults = check_table(raw, (*path, "defaults"), table.get("defaults", {}), DefaultsConfig) or DefaultsConfig()
         engine = table.get("engine")
         if engine is None:
             raw.problem(path, 'engine is missing; add `engine = "…"`')
@@ -194,7 +195,7 @@ def _models(raw: Raw, catalogue: Catalogue, template_fault: TemplateFault) -> It
             except PluginError as exc:
                 raw.problem((*path, "engine"), exc.message)
             else:
-                yield name, ModelConfig(engine=engine, options=instance, chat=chat)
+                yield name, ModelConfig(engine=engine, options=instance, chat=chat, defaults=defaults)
 
 
 def _look(raw: Raw, path: KeyPath, plugin: KeyPath, options: Any, missing: Missing) -> None:

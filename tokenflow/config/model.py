@@ -6,7 +6,7 @@ Nothing here reads a file: `config.load` does, checks types and bounds strictly,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -220,6 +220,40 @@ TEMPLATE_NAMES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultsConfig:
+    """What holds for requests that do not say. Unset: OpenAI's, temperature 1 and all tokens."""
+
+    max_tokens: Count | None = None
+    """Tokens of an answer. Unset: as many as the context and `limits.max_tokens` allow."""
+    temperature: Annotated[float, Ge(0), Le(2)] | None = None
+    """0 always takes the likeliest token."""
+    top_k: Annotated[int, Ge(0)] | None = None
+    """Tokens are drawn from so many of the likeliest; 0: from all."""
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    """From the likeliest that have this probability together."""
+    min_p: Annotated[float, Ge(0), Le(1)] | None = None
+    """From those with at least this part of the likeliest one's probability."""
+    typical_p: Annotated[float, Gt(0), Le(1)] | None = None
+    """From those of nearly average surprise that have this probability together."""
+    repetition_penalty: Annotated[float, Gt(0)] | None = None
+    """Above 1, tokens that have been there become less likely."""
+    frequency_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
+    """The same, by how often they were."""
+    presence_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
+    """The same, however often."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Those that are set, by the names that `Sampling` has for them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_tokens"}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+MODEL_TABLES: Mapping[str, type] = {"chat": ChatConfig, "defaults": DefaultsConfig}
+"""The tables that every model may have, whatever its engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One `[models.<id>]`: what clients ask for by that id."""
 
@@ -229,6 +263,8 @@ class ModelConfig:
     """An instance of that engine's own config class: every other key of the table."""
     chat: ChatConfig = field(default_factory=ChatConfig)
     """Its table `chat`."""
+    defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
+    """Its table `defaults`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pydantic_core import core_schema
 from tokenflow.config.check import adapter
 from tokenflow.config.docs import field_docs, summary
 from tokenflow.config.load import SECTIONS
-from tokenflow.config.model import ChatConfig, Config
+from tokenflow.config.model import MODEL_TABLES, Config
 from tokenflow.config.shape import keys
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -31,7 +31,7 @@ def schema(engines: Mapping[str, type], sinks: Mapping[str, type]) -> dict[str, 
         PluginError: a class cannot be used.
     """
     classes: dict[tuple[str, str], type] = {("", name): cls for name, cls in SECTIONS.items()}
-    classes["", "chat"] = ChatConfig
+    classes |= {("model", name): cls for name, cls in MODEL_TABLES.items()}
     classes |= {("engine", name): cls for name, cls in engines.items()}
     classes |= {("sink", name): cls for name, cls in sinks.items()}
     inputs: list[tuple[tuple[str, str], JsonSchemaMode, TypeAdapter[Any]]] = [
@@ -41,13 +41,12 @@ def schema(engines: Mapping[str, type], sinks: Mapping[str, type]) -> dict[str, 
     schemas = {key: _resolved(value, definitions) for (key, _), value in found.items()}
     help = field_docs(Config)
     properties: dict[str, Any] = {name: schemas["", name] for name in SECTIONS}
+    tables = {name: schemas["model", name] for name in MODEL_TABLES}
     properties["models"] = {
         "type": "object",
         "description": help["models"],
         "minProperties": 1,
-        "additionalProperties": {
-            "anyOf": [_model(name, schemas["engine", name], schemas["", "chat"]) for name in engines]
-        },
+        "additionalProperties": {"anyOf": [_model(name, schemas["engine", name], tables) for name in engines]},
     }
     properties["sinks"] = {
         "type": "object",
@@ -66,11 +65,11 @@ def schema(engines: Mapping[str, type], sinks: Mapping[str, type]) -> dict[str, 
     return whole | _used(definitions, whole)
 
 
-def _model(engine: str, options: dict[str, Any], chat: dict[str, Any]) -> dict[str, Any]:
-    """An engine's own keys, the one that names it, and the table that every engine's models have."""
+def _model(engine: str, options: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
+    """An engine's own keys, the one that names it, and the tables that every engine's models have."""
     named = {"engine": {"const": engine, "description": "The engine's name."}}
     return options | {
-        "properties": named | options.get("properties", {}) | {"chat": chat},
+        "properties": named | options.get("properties", {}) | tables,
         "required": ["engine", *options.get("required", [])],
     }
 

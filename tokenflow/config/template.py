@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from tokenflow.config.docs import field_docs, summary
 from tokenflow.config.keys import dotted, toml
 from tokenflow.config.load import SECTIONS
-from tokenflow.config.model import ChatConfig, ModelConfig
+from tokenflow.config.model import MODEL_TABLES, ModelConfig
 from tokenflow.config.shape import Key, alternatives, inside, keys, tables
 
 _HEAD = """\
@@ -38,7 +38,8 @@ def template(models: Mapping[str, tuple[str, type]], sinks: Mapping[str, type]) 
     parts += [_table((name,), cls) for name, cls in SECTIONS.items()]
     for name, (engine, cls) in models.items():
         first = [*_comment(field_docs(ModelConfig)["engine"]), f"engine = {toml(engine)}"]
-        parts += [_table(("models", name), cls, first), _table(("models", name, "chat"), ChatConfig)]
+        parts += [_table(("models", name), cls, first)]
+        parts += [_table(("models", name, table), below) for table, below in MODEL_TABLES.items()]
     parts += [_table(("sinks", name), cls) for name, cls in sinks.items()]
     return "\n".join(parts)
 

@@ -23,6 +23,7 @@ import pluggy
 
 from tokenflow.api.hookspecs import PROJECT, EnginePlugin, Hooks, SinkPlugin
 from tokenflow.api.models import ModelSource
+from tokenflow.config.load import OUR_KEYS
 from tokenflow.errors import PluginError
 
 Offer = TypeVar("Offer", bound=EnginePlugin[Any] | SinkPlugin[Any])
@@ -243,7 +244,7 @@ class Registry:
                 raise PluginError(f"{origin}: {hook} returned {offer!r}; return a list of {kind.__name__}")
             if not is_dataclass(offer.config):
                 raise PluginError(f'{origin}: the config of "{offer.name}" is no dataclass; make it one')
-            for taken in {"engine", "chat"} & {field.name for field in fields(offer.config)}:
+            for taken in OUR_KEYS & {field.name for field in fields(offer.config)}:
                 if kind is EnginePlugin:
                     raise PluginError(
                         f'{origin}: the config of "{offer.name}" has a field `{taken}`, which is taken; rename it'

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from tokenflow.api import Engine, EngineInfo, Sampling, SequenceRequest, StructuredEngine
 from tokenflow.chat.forced import call_grammar, is_forced
 from tokenflow.chat.marking import Segment
 from tokenflow.chat.model import ChatModel
 from tokenflow.chat.reader import MessageReader
-from tokenflow.config.model import LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
+from tokenflow.config.model import DefaultsConfig, LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.types import Attendance, ChatPrompt, GenerationRequest, Prompt, TextPrompt, Timeouts, TokenPrompt
 from tokenflow.dialects.fields import shown
 from tokenflow.errors import ContextLengthExceeded, InvalidRequest
@@ -49,6 +50,12 @@ _NEUTRAL: dict[str, tuple[float | None, ...]] = {
 }
 """Values that ask for nothing: many clients send every parameter, and an engine without one can still serve them."""
 
+
+def asks_for(name: str, value: Any) -> bool:
+    """Whether this value of a field of `Sampling` takes an engine that can do it."""
+    return value not in _NEUTRAL[name]
+
+
 _PARAM = {"xtc": "xtc_probability", "dry": "dry_multiplier"}
 """What a client would have to leave out, where it is not called as the capability is."""
 
@@ -59,6 +66,7 @@ class Planner:
     Args:
         info: what the engine can do.
         chat: its templates and formats; None where it has no template.
+        defaults: what holds for requests that do not say.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Planner:
         timeouts: TimeoutsConfig,
         stream: StreamConfig,
         replay: ReplayConfig,
+        defaults: DefaultsConfig,
     ) -> None:
         self._info = info
         self._chat = chat
@@ -76,6 +85,7 @@ class Planner:
         self._timeouts = timeouts
         self._stream = stream
         self._replay = replay
+        self._defaults = defaults
 
     async def plan(self, request: GenerationRequest, engine: Engine, id: str) -> Plan:
         """The sequences and settings for `request`.
@@ -83,7 +93,7 @@ class Planner:
         Raises:
             InvalidRequest: with the field's name in `param`.
         """
-        request = _with_forced_call(request)
+        request = self._with_defaults(_with_forced_call(request))
         if any(isinstance(prompt, ChatPrompt) for prompt in request.prompts):
             self._can_chat()  # first, for no other field is worth mending where it cannot
         self._check_limits(request)
@@ -117,6 +127,12 @@ class Planner:
             assert isinstance(engine, StructuredEngine)  # it has the capability
             await engine.compile(request.grammar, budget_s=self._limits.grammar_timeout_s)
         return Plan(model=request.model, sequences=tuple(sequences), readers=tuple(readers), settings=settings)
+
+    def _with_defaults(self, request: GenerationRequest) -> GenerationRequest:
+        if request.max_tokens is None and self._defaults.max_tokens is not None:
+            request = replace(request, max_tokens=self._defaults.max_tokens)
+        unsaid = {n: value for n, value in self._defaults.sampling.items() if getattr(request.sampling, n) is None}
+        return replace(request, sampling=replace(request.sampling, **unsaid)) if unsaid else request
 
     async def tokenize(
         self, prompt: Prompt, engine: Engine, *, special: bool = False, opening: bool = True
@@ -177,7 +193,7 @@ class Planner:
     def _check_capabilities(self, request: GenerationRequest) -> None:
         can = self._info.capabilities
         sampling = request.sampling
-        asked = [name for name, neutral in _NEUTRAL.items() if getattr(sampling, name) not in neutral]
+        asked = [name for name in _NEUTRAL if asks_for(name, getattr(sampling, name))]
         asked += ["logprobs"] if request.logprobs is not None else []
         asked += ["ignore_eos"] if request.ignore_eos else []
         asked += ["stop"] if request.stop else []

@@ -19,7 +19,7 @@ import trio
 from tokenflow.api import Engine, EngineInfo, Gauges, ModelGauges
 from tokenflow.chat.model import DEFAULT, ChatModel
 from tokenflow.chat.template import TemplateError
-from tokenflow.config.model import ChatConfig, Config
+from tokenflow.config.model import ChatConfig, Config, DefaultsConfig
 from tokenflow.core.admission import Admission
 from tokenflow.core.logstore import LogStore
 from tokenflow.core.replay import Bounds
@@ -38,7 +38,7 @@ from tokenflow.errors import (
 from tokenflow.service.account import StreamIdentity
 from tokenflow.service.feeds import Feeds
 from tokenflow.service.nested import alongside
-from tokenflow.service.plan import Planner
+from tokenflow.service.plan import Planner, asks_for
 from tokenflow.service.reader import StreamReader
 from tokenflow.service.room import RoomMaker
 from tokenflow.service.stream import Stream
@@ -64,6 +64,9 @@ class Model:
         self.id = host.id
         self.host = host
         self._config = config
+        own = config.models.get(self.id)
+        self._chat_config = ChatConfig() if own is None else own.chat
+        self._defaults = DefaultsConfig() if own is None else own.defaults
         self.admission = Admission(0, config.limits.max_waiting)
 
     def opened(self) -> None:
@@ -73,7 +76,11 @@ class Model:
         config = self._config
         chat = self._chat(info)
         self._chat_capabilities = chat.capabilities if chat is not None else frozenset[str]()
-        self.planner = Planner(info, chat, config.limits, config.timeouts, config.stream, config.replay)
+        for name, value in self._defaults.sampling.items():
+            if asks_for(name, value) and name not in info.capabilities:
+                raise StartupError(f"model {self.id!r}: its engine cannot do {name}; take that out of its `defaults`.")
+        rules = config.limits, config.timeouts, config.stream, config.replay
+        self.planner = Planner(info, chat, *rules, self._defaults)
 
     @property
     def info(self) -> EngineInfo:
@@ -83,8 +90,7 @@ class Model:
 
     def _chat(self, info: EngineInfo) -> ChatModel | None:
         """How it is talked with: as the configuration says, else as the model's file does."""
-        configured = self._config.models.get(self.id)
-        chat = ChatConfig() if configured is None else configured.chat
+        chat = self._chat_config
         templates = dict(info.chat_templates)
         if info.chat_template is not None:
             templates[DEFAULT] = info.chat_template
