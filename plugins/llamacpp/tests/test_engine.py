@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 import trio
 from tokenflow_llamacpp import SMOLLM2, LlamaConfig, LlamaEngine, open_llama
+from tokenflow_llamacpp.compat import has_gpu, load_library
 
 from tokenflow.api import InvalidRequest, SequenceRequest, StartupError
 from tokenflow.testing.fakes import company, record
@@ -48,6 +50,21 @@ async def test_a_context_beyond_what_it_was_trained_for_is_told(
     assert [message.partition(": what")[0] for message in caplog.messages] == told * [
         f"{SMOLLM2.path}: context_length = 9000, but the model was trained for 8192 tokens"
     ]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("layers", "told"), [(None, 0), (0, 0), (-1, 1), (20, 1)])
+async def test_layers_for_a_gpu_that_llama_cpp_does_not_know_are_told(
+    caplog: pytest.LogCaptureFixture, layers: int | None, told: int
+) -> None:
+    if has_gpu(load_library()):
+        pytest.skip("NOT TESTED: gpu_layers without a GPU, for this build of llama.cpp knows one")
+    with caplog.at_level(logging.INFO, "tokenflow.llamacpp"):
+        async with open_llama(LlamaConfig(slots=1, context_length=64, gpu_layers=layers)):
+            pass
+    device, *warnings = [record.getMessage() for record in caplog.records if record.name == "tokenflow.llamacpp"]
+    assert device.startswith("llama.cpp computes on CPU (")
+    assert [warning.partition(",")[0] for warning in warnings] == told * [f"gpu_layers = {layers}"]
 
 
 @pytest.mark.model

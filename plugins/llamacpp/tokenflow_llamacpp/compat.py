@@ -76,6 +76,16 @@ def model_class(library: Any) -> Any:
     return Model
 
 
+def devices(library: Any) -> list[str]:
+    """What this build of llama.cpp computes on, here: `CUDA0 (NVIDIA …)`, `CPU (AMD …)`."""
+    return [f"{device['name']} ({device['description']})" for device in get(library, "ggml_backend_dev_info") or ()]
+
+
+def has_gpu(library: Any) -> bool:
+    """Whether layers can be put on one."""
+    return bool(get(library, "llama_supports_gpu_offload"))
+
+
 def load_model(library: Any, path: Path, gpu_layers: int | None) -> Any:
     params = library.LlamaModelParams()
     if gpu_layers is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenflow.api import EngineInfo, StartupError
 from tokenflow_llamacpp import sampling
-from tokenflow_llamacpp.compat import get, last_error, load_library, load_model
+from tokenflow_llamacpp.compat import devices, get, has_gpu, last_error, load_library, load_model
 from tokenflow_llamacpp.config import LlamaConfig, model_path
 from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
@@ -49,6 +49,7 @@ def load(config: LlamaConfig) -> Loaded:
         library = load_library()
     except ImportError as exc:
         raise StartupError(f"llama.cpp cannot be loaded ({exc}); install `cyllama` anew.") from exc
+    _say_on_what(config, library)
     last_error()  # forget what others left
     try:
         model = load_model(library, path, config.gpu_layers)
@@ -66,6 +67,16 @@ def load(config: LlamaConfig) -> Loaded:
             f"{path}: no context for {config.slots} slots ({_one_line(reason)}); "
             "set a lower `slots`, `context_length` or `cache_tokens`."
         ) from exc
+
+
+def _say_on_what(config: LlamaConfig, library: Any) -> None:
+    logger.info("llama.cpp computes on %s", ", ".join(devices(library)) or "what it finds")
+    if config.gpu_layers not in (None, 0) and not has_gpu(library):
+        logger.warning(
+            "gpu_layers = %d, and llama.cpp knows no GPU here: if there is one, install the build for it in cyllama's "
+            "place, such as cyllama-cuda12 or cyllama-vulkan.",
+            config.gpu_layers,
+        )
 
 
 def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> Loaded:
