@@ -33,6 +33,38 @@ async def test_who_prefills_alone_is_interrupted_each_time(
         assert loop.steps == 4
 
 
+async def test_who_left_alone_protects_nobody_who_comes_after(
+    ask: Callable[..., SequenceRequest], pin: Callable[[bool], None], autojump_clock: MockClock
+) -> None:
+    """Nobody has lost that step, so the next one, of a whole batch, may be ended for who has no part in it."""
+    stepper = GatedStepper(slots=1)
+    loop = StepLoop(stepper)
+    loop.on_busy = pin
+    counts = []
+    async with serving(loop), company(loop) as group:
+        for _ in range(3):
+            hog = group.start(ask(prompt=1000))
+            await trio.to_thread.run_sync(stepper.entered.acquire)
+            waiting = group.start(ask(prompt=1000))
+            await wait_all_tasks_blocked()
+            waiting.scope.cancel()
+            await wait_all_tasks_blocked()
+            autojump_clock.jump(SHORT_STEP_S)
+            await wait_all_tasks_blocked()
+            counts.append(len(stepper.interrupts))
+            stepper.gate.release()
+            await waiting.returned.wait()
+            await trio.to_thread.run_sync(stepper.entered.acquire)  # the step that the hog must get through
+            stepper.gate.release()
+            await trio.to_thread.run_sync(stepper.entered.acquire)
+            hog.scope.cancel()
+            await wait_all_tasks_blocked()
+            counts.append(len(stepper.interrupts))
+            stepper.gate.release()
+            await hog.returned.wait()
+    assert counts == [1, 2, 3, 4, 5, 6]
+
+
 async def test_who_has_no_part_in_a_long_step_does_not_wait_for_its_end(
     ask: Callable[..., SequenceRequest], pin: Callable[[bool], None], autojump_clock: MockClock
 ) -> None:

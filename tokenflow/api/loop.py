@@ -104,6 +104,7 @@ class Sequence:
         "error",
         "generated",
         "limit",
+        "lost_step",
         "matcher",
         "released",
         "request",
@@ -129,6 +130,8 @@ class Sequence:
         self.away = False
         """It gave up its slot and has not asked for another yet."""
         self.cancelled = False
+        self.lost_step = _NONE
+        """Number of the last step that it lost because somebody else left; Trio's side."""
         self.released = trio.Event()
         self.error: Exception | None = None
         self._loop = loop
@@ -206,6 +209,8 @@ class Sequence:
         self.state = move(SEQUENCE_MOVES, self.state, to)
 
 
+_NONE = -1
+"""Of steps, which count from 1; two before the first."""
 Pace = Callable[["StepLoop"], Awaitable[None]]
 
 DRAIN_EVENTS = 256
@@ -242,7 +247,6 @@ class StepLoop:
         self._out: deque[tuple[Sequence | None, Any]] = deque()
         self._drain_is_due = False
         self._posted = self._applied = 0  # commands: written by Trio alone, by the owner alone
-        self._interrupted = False
         self._parked_anew = False
         self._step_began: float | None = None
         self._broken: Exception | None = None
@@ -319,9 +323,14 @@ class StepLoop:
             await seq.released.wait()
 
     def _interrupt(self, seq: Sequence) -> None:
-        if self._interrupted and not all(other.cancelled for other in self._running):
-            return  # those who stay must not be thrown back for ever
-        self._interrupted = True
+        """End the step in progress for `seq`, unless somebody who stays has lost it already, or the one before it."""
+        running, step = self._running, self.steps
+        stay = [other for other in running if not other.cancelled]
+        # Between steps there is nothing to end: who leaves is let go before the next.
+        if not running or any(step - other.lost_step <= 1 for other in stay):
+            return
+        for other in stay:
+            other.lost_step = step
         with suppress(Exception):  # a faulty hint must not skip the wait for the slot
             self.stepper.interrupt(seq)
 
@@ -449,7 +458,6 @@ class StepLoop:
         self.steps += 1
         self._running = run
         self._step_began = perf_counter()
-        interrupted = self._interrupted
         try:
             for seq, step in self.stepper.step(run):
                 self._take(seq, step)
@@ -459,8 +467,6 @@ class StepLoop:
         finally:
             self._running = []
             self._step_began = None
-        if interrupted:  # it was asked for before this step: one whole step has passed since
-            self._interrupted = False
 
     def _take(self, seq: Sequence, step: Step) -> None:
         if seq.state is SequenceState.GONE:

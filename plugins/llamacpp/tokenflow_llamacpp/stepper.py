@@ -10,8 +10,8 @@ nowhere else.
   leaves some of its tokens in the cache: every row is set back to where it was, and the next step does it again. The
   flag may come at any moment, also between two steps. So a step first clears it, then leaves out who is cancelled:
   `cancelled` is written before the flag, so a flag that was cleared unseen has already had its effect.
-* A step that somebody who stays has lost is followed by one of `prefill_chunk` tokens: the loop interrupts no two in a
-  row, and who leaves during the second must not wait for a whole batch.
+* A step that was asked to end, whether it still could or not, is followed by one of `prefill_chunk` tokens: the loop
+  interrupts no two in a row, and who leaves during the second must not wait for a whole batch.
 * Recurrent and hybrid models cannot be set back, so they are not interrupted, and have no prefix cache.
 """
 
@@ -67,7 +67,7 @@ class LlamaStepper:
         self._config = config
         self._context: Any = None
         self._everybody_leaves = False
-        self._was_cut = False
+        self._asked_to_end = False  # the step before, or this one
         self.info: EngineInfo
         self.vocabulary: LlamaVocabulary
         self.slots: Slots
@@ -151,14 +151,16 @@ class LlamaStepper:
             return
         if seq is None:
             self._everybody_leaves = True
+        self._asked_to_end = True
         context.cancel = True
 
     def step(self, run: list[Sequence]) -> list[tuple[Sequence, Step]]:
         self._context.cancel = False
+        is_short, self._asked_to_end = self._asked_to_end, False
         if self._everybody_leaves:
             self._everybody_leaves = False
             return []
-        rows = self._fill([seq for seq in run if not seq.cancelled])
+        rows = self._fill([seq for seq in run if not seq.cancelled], is_short)
         if not rows:
             return []
         try:
@@ -166,17 +168,16 @@ class LlamaStepper:
         except InterruptedError:
             self.interrupted += 1
             self._everybody_leaves = False
-            self._was_cut = any(not seq.cancelled for seq, _, _ in rows)
+            self._asked_to_end = True
             return self._set_back(rows)
         except ValueError as exc:
             return self._set_back(rows) or self._no_room(rows, exc)
         except RuntimeError as exc:
             self.slots.wipe_all()  # nothing is known about the cache any more
             raise EngineError(f"llama.cpp failed to decode: {exc}.") from exc
-        self._was_cut = False
         return self._draw_all(rows)
 
-    def _fill(self, run: list[Sequence]) -> list[Row]:
+    def _fill(self, run: list[Sequence], is_short: bool) -> list[Row]:
         batch = self._batch
         rows: list[Row] = []
         batch.reset()
@@ -192,7 +193,7 @@ class LlamaStepper:
             else:
                 prefilling.append(seq)
         room = self._loaded.batch_tokens - batch.n_tokens
-        if rows or self._was_cut:
+        if rows or is_short:
             room = min(room, self._config.prefill_chunk)
         for seq in prefilling:
             if room <= 0:
