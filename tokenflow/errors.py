@@ -248,3 +248,16 @@ def first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+SAID_CHARS = 1000
+"""Of an error's own text: it may hold a whole prompt, or a compiler's output."""
+
+
+def described(error: BaseException) -> str:
+    """An error of somebody else's in words: its type, and what it says, if it can say anything."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be had"
+    return f"{type(error).__name__}: {text[:SAID_CHARS]}"

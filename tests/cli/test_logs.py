@@ -51,6 +51,16 @@ def test_an_exception_without_a_trace() -> None:
     assert OneLine(traces=False).format(record("text", ValueError("x"))).endswith("text (ValueError: x)")
 
 
+def test_an_exception_that_cannot_say_what_it_is_or_says_too_much() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    plain = OneLine(traces=False)
+    assert plain.format(record("text", Mute())).endswith("text (Mute: its text cannot be had)")
+    assert len(plain.format(record("text", ValueError("x" * 1_000_000)))) < 2000
+
+
 def test_levels(capsys: pytest.CaptureFixture[str]) -> None:
     start_logging("warning")
     logging.getLogger("tokenflow").info("quiet")

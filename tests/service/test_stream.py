@@ -409,6 +409,21 @@ async def test_a_fault_in_an_engines_code_is_logged_with_its_place(
     assert "the engine failed (NameError: name 'promt' is not defined at " in line and __file__ in line
 
 
+async def test_an_engines_error_that_cannot_say_what_it_is_ends_its_stream_alone(autojump_clock: MockClock) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    async def generate(request: SequenceRequest, send: Send) -> None:
+        raise Mute
+
+    async with open_rig(open_engine=opener(generate, slots=1)) as r:
+        for _ in range(2):
+            _, reader = await r.open()
+            failed = (await read_all(reader))[-1][1]
+            assert failed.error.message == "The engine failed: Mute: its text cannot be had"
+
+
 async def test_draining_refuses_new_work_and_ends_old_work_in_time(autojump_clock: MockClock) -> None:
     async with open_rig(server={"drain_s": 5.0}, tokens_per_s=10) as r, trio.open_nursery() as nursery:
         long, reader = await r.open(max_tokens=1000)

@@ -11,6 +11,8 @@ import traceback
 
 import click
 
+from tokenflow.errors import described
+
 LEVELS = ("debug", "info", "warning", "error")
 
 log_level_option = click.option(
@@ -52,4 +54,4 @@ def _escaped(text: str) -> str:
 def _summary(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{described(error)}{place}"

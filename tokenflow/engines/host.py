@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from tokenflow.api import Engine, EngineInfo, EnginePlugin, EngineStats
-from tokenflow.errors import EngineClosed, PluginError, StartupError, first_error
+from tokenflow.errors import EngineClosed, PluginError, StartupError, described, first_error
 
 log = logging.getLogger("tokenflow.engines")
 
@@ -110,4 +110,4 @@ def _for_people(id: str, exc: Exception) -> StartupError:
     leaf = first_error(exc)
     if isinstance(leaf, StartupError):
         return type(leaf)(f"model {id!r}: {leaf.message}")
-    return StartupError(f"model {id!r}: its engine does not open: {type(leaf).__name__}: {leaf}")
+    return StartupError(f"model {id!r}: its engine does not open: {described(leaf)}")

@@ -41,6 +41,7 @@ from tokenflow.errors import (
     QueueTimeout,
     TokenflowError,
     TotalTimeout,
+    described,
     first_error,
 )
 from tokenflow.service.account import Account, By, Emit, Outcome, StreamIdentity
@@ -641,6 +642,6 @@ def _as_ours(failure: Exception) -> TokenflowError:
     """
     cause = first_error(failure)
     if not isinstance(cause, TokenflowError):
-        return EngineError(f"The engine failed: {type(cause).__name__}: {cause}")
+        return EngineError(f"The engine failed: {described(cause)}")
     cause.__traceback__ = cause.__cause__ = cause.__context__ = None
     return cause
