@@ -11,6 +11,7 @@ import pytest
 from tokenflow.api import Dry, EngineInfo, Grammar, InvalidRequest, Mirostat, Sampling, Xtc
 from tokenflow.config.model import DefaultsConfig, LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
 from tokenflow.core.types import ChatPrompt, GenerationRequest, TokenPrompt
+from tokenflow.errors import ContextLengthExceeded
 from tokenflow.service.plan import _NEUTRAL, Plan, Planner
 
 ASKED = {
@@ -62,6 +63,12 @@ async def test_defaults_are_for_what_a_request_does_not_say() -> None:
     said = Sampling(temperature=0, min_p=0.2, top_p=1)
     [own] = (await plan(can, said, defaults=defaults, max_tokens=9)).sequences
     assert (own.max_tokens, own.sampling) == (9, replace(said, presence_penalty=0.1))
+
+
+async def test_a_default_is_not_told_as_what_was_requested() -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"Shorten the prompt\.$") as caught:
+        await plan(set(), Sampling(), defaults=DefaultsConfig(max_tokens=7), prompts=(TokenPrompt(tokens=(1,) * 64),))
+    assert caught.value.details["requested"] is None
 
 
 def test_every_default_is_a_field_of_sampling() -> None:

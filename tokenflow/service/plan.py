@@ -129,8 +129,6 @@ class Planner:
         return Plan(model=request.model, sequences=tuple(sequences), readers=tuple(readers), settings=settings)
 
     def _with_defaults(self, request: GenerationRequest) -> GenerationRequest:
-        if request.max_tokens is None and self._defaults.max_tokens is not None:
-            request = replace(request, max_tokens=self._defaults.max_tokens)
         unsaid = {n: value for n, value in self._defaults.sampling.items() if getattr(request.sampling, n) is None}
         return replace(request, sampling=replace(request.sampling, **unsaid)) if unsaid else request
 
@@ -228,7 +226,8 @@ class Planner:
             raise error
         if self._limits.max_prompt_tokens is not None:
             _at_most(prompt, self._limits.max_prompt_tokens, param, "prompt tokens")
-        asked = [n for n in (request.max_tokens, self._limits.max_tokens) if n is not None]
+        own = self._defaults.max_tokens if request.max_tokens is None else request.max_tokens
+        asked = [n for n in (own, self._limits.max_tokens) if n is not None]
         return min([limit - prompt, *asked])
 
     def _settings(self, request: GenerationRequest) -> StreamSettings:
