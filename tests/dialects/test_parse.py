@@ -129,7 +129,7 @@ def test_other_spellings(parse):
     assert parse(max_completion_tokens=5).max_tokens == 5
     assert parse(max_completion_tokens=5, max_tokens=9).max_tokens == 5
     assert parse(n_predict=5).max_tokens == 5
-    assert parse(n_predict=-1).max_tokens is None
+    assert parse(n_predict=-1).max_tokens == (1 << 31) - 1  # said, so that no default of the model's counts
     assert parse(n_predict=5, max_tokens=9).max_tokens == parse(n_predict=-1, max_completion_tokens=9).max_tokens == 9
     assert parse(max_tokens=10**9).max_tokens == 10**9
     assert parse(logit_bias={}).sampling.logit_bias is None
@@ -689,5 +689,5 @@ def test_numbers_in_a_query() -> None:
     assert (whole.max_tokens, whole.sampling.seed) == (3, 1000)
     with pytest.raises(InvalidRequest, match="'max_tokens' must be an integer"):
         small.parse_query({"prompt": "Once", "max_tokens": "3.5"})
-    assert small.parse_query({"prompt": "Once", "n_predict": "-1"}).max_tokens is None
+    assert small.parse_query({"prompt": "Once", "n_predict": "-1"}).max_tokens == (1 << 31) - 1
     assert small.parse_query({"prompt": "Once", "max_tokens": "9" * 400}).max_tokens == int("9" * 400), "clamped later"

@@ -74,11 +74,11 @@ def _max_tokens(fields: Fields) -> int | None:
 
 
 def _n_predict(fields: Fields) -> int | None:
-    """llama-server's name for it, where -1 is no limit."""
+    """llama-server's name for it, where -1 is no limit: more than any context, for what is unsaid has a default."""
     limit = fields.integer("n_predict", least=-1)
     if limit == 0:
         raise InvalidRequest("'n_predict' must be at least 1, or -1 for no limit; got 0.", param="n_predict")
-    return None if limit == -1 else limit
+    return INT32_MAX if limit == -1 else limit
 
 
 def _sampling(fields: Fields) -> Sampling:
