@@ -213,6 +213,10 @@ WRONG_MODEL = {
     "unknown engine": ('engine = "nope"', '2: models.m.engine: no plugin offers "nope"'),
     "lacks a key": ('engine = "needy"', "1: models.m.path: missing; add `path = …`"),
     "unknown key": ('engine = "echo"\ntime = 3', "3: models.m.time: unknown key; did you mean times?"),
+    "unknown table": (
+        'engine = "echo"\n[models.m.default]\ntop_k = 3',
+        "3: models.m.default: unknown key; did you mean defaults?",
+    ),
     "bound": ('engine = "echo"\ntimes = 0', "3: models.m.times: expected at least 1, got 0; write a number from 1 on"),
     "choice": (
         'engine = "echo"\nmode = "soft"',
@@ -225,8 +229,8 @@ WRONG_MODEL = {
     ),
     "made by the class itself": (
         'engine = "echo"\nboth = 3',
-        "3: models.m.both: unknown key; there is api_key, code, either, even, file, level, mode, pair, size, tags, "
-        "times, voice, voices, weights, word",
+        "3: models.m.both: unknown key; there is api_key, chat, code, defaults, either, even, file, level, mode, pair, "
+        "size, tags, times, voice, voices, weights, word",
     ),
     "free keys": (
         'engine = "echo"\nweights = {a = 1, b = "x"}',

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,8 +26,10 @@ from tokenflow.errors import PluginError
 T = TypeVar("T")
 
 
-def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T]) -> T | None:
+def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T], beside: Iterable[str] = ()) -> T | None:
     """An instance of `cls` from a table that was read; what is wrong is noted in `raw`.
+
+    `beside`: keys that the table has as well, and that are read elsewhere.
 
     Then the instance is made of the keys that are right, for checks that go further, and never served. None: they do
     not make one.
@@ -37,7 +39,7 @@ def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T]) -> T | Non
         faults, instance = _check(value, cls)
     strange = list(unknown(cls, value))
     for below, known in strange:
-        raw.problem((*path, *below), unknown_key(str(below[-1]), known))
+        raw.problem((*path, *below), unknown_key(str(below[-1]), [*known, *beside] if len(below) == 1 else known))
     if faults:
         right = _without(value, faults)
         rules, instance = _check(right, cls)

@@ -191,7 +191,7 @@ def _models(raw: Raw, catalogue: Catalogue, template_fault: TemplateFault) -> It
         else:
             try:
                 options = {key: value for key, value in table.items() if key not in OUR_KEYS}
-                instance = check_table(raw, path, options, catalogue.engine_config(engine))
+                instance = check_table(raw, path, options, catalogue.engine_config(engine), MODEL_TABLES)
             except PluginError as exc:
                 raw.problem((*path, "engine"), exc.message)
             else:
