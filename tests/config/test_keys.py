@@ -70,6 +70,10 @@ def test_values_nested_beyond_reason_are_text() -> None:
     assert parse_value("[" * 100_000) == "[" * 100_000
 
 
+def test_half_a_surrogate_pair_is_no_text_that_json_could_bring() -> None:
+    assert parse_value(r'["\ud800"]') == r'["\ud800"]'
+
+
 def test_other_values_as_toml() -> None:
     assert toml(Path("a/b")) == '"a/b"'
     assert toml(frozenset(["b", "a"])) == '["a", "b"]'

@@ -55,9 +55,11 @@ def parse_value(text: str) -> object:
     except (ValueError, RecursionError):
         pass
     try:
-        return json.loads(text) if is_bracketed(text) else text
+        read = json.loads(text) if is_bracketed(text) else text
+        json.dumps(read, ensure_ascii=False).encode()  # JSON can spell half a surrogate pair, which is no text
     except (ValueError, RecursionError):
         return text
+    return read
 
 
 def is_bracketed(text: str) -> bool:
