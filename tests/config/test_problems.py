@@ -213,6 +213,11 @@ WRONG_MODEL = {
     "unknown engine": ('engine = "nope"', '2: models.m.engine: no plugin offers "nope"'),
     "lacks a key": ('engine = "needy"', "1: models.m.path: missing; add `path = …`"),
     "unknown key": ('engine = "echo"\ntime = 3', "3: models.m.time: unknown key; did you mean times?"),
+    "not a number where there is a most": (
+        'engine = "echo"\n[models.m.defaults]\ntemperature = nan',
+        "4: models.m.defaults.temperature: expected a finite number, got nan; "
+        "write a number from 0 to 2 (0 always takes the likeliest token)",
+    ),
     "unknown table": (
         'engine = "echo"\n[models.m.default]\ntop_k = 3',
         "3: models.m.default: unknown key; did you mean defaults?",

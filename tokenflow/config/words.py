@@ -104,6 +104,11 @@ def _number(fault: Fault) -> Words:
     return Words("a number", _unquoted(fault, float) or _example(fault, _within(fault, "like 1.5")))
 
 
+def _finite(fault: Fault) -> Words:
+    bounded = bounds(fault.hint).keys() & {"le", "lt"}
+    return Words("a finite number", _example(fault, _within(fault, "") if bounded else "write a large one"))
+
+
 def _within(fault: Fault, otherwise: str) -> str:
     """Which numbers are right, and one of them; where there is none to show, what the key is for."""
     limits = {**fault.context, **bounds(fault.hint)}
@@ -228,5 +233,5 @@ _KINDS: dict[str, Callable[[Fault], Words]] = {
     "literal_error": _choice,
     "enum": _choice,
     "date_or_time": lambda fault: Words("no date", f"write it in quotes: {toml(str(fault.value))}"),
-    "finite_number": lambda fault: Words("a finite number", _example(fault, "write a large one")),
+    "finite_number": _finite,
 }
