@@ -232,8 +232,19 @@ def test_a_file_system_without_nameless_files(
     assert (error and error.errno) == code
 
 
+def test_a_name_that_no_file_has() -> None:
+    error = why_not(Path("a\0b"))
+    assert error is not None and error.errno == errno.EINVAL
+
+
 def test_a_link_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "l").symlink_to(tmp_path / "deep" / "l")
-    assert why_not(tmp_path / "l") is None
+    (tmp_path / "l").symlink_to(tmp_path / "there" / "l")
+    (tmp_path / "there").symlink_to(tmp_path / "deep")
+    for path in (tmp_path / "l", tmp_path / "there" / "er" / "l"):
+        assert isinstance(why_not(path), FileNotFoundError)
+        with pytest.raises(FileNotFoundError):
+            LedgerFile(path).open()
+    (tmp_path / "deep").mkdir()
+    assert why_not(tmp_path / "l") is why_not(tmp_path / "there" / "er" / "l") is None
     (tmp_path / "m").symlink_to(tmp_path)
     assert isinstance(why_not(tmp_path / "m"), IsADirectoryError)

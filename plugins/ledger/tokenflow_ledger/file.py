@@ -110,13 +110,17 @@ class LedgerFile:
 
 def why_not(path: Path) -> OSError | None:
     """What opening a file for appending would raise, as far as it can be told without making it; None: nothing."""
-    path = Path(os.path.realpath(path))
+    if "\0" in str(path):
+        return OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    real = Path(os.path.realpath(path))
     try:
-        mode = path.stat().st_mode
+        mode = real.stat().st_mode
         if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-            os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
-    except FileNotFoundError:
-        return _why_no_file_in(next(folder for folder in path.parents if folder.exists()))
+            os.close(os.open(real, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
+    except FileNotFoundError as exc:
+        if not real.parent.exists() and any(part.is_symlink() and not part.exists() for part in (path, *path.parents)):
+            return exc  # folders are made where the path says, and not where a link leads
+        return _why_no_file_in(next(folder for folder in real.parents if folder.exists()))
     except OSError as exc:
         return exc
     return None
