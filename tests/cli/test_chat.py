@@ -110,12 +110,14 @@ async def test_the_first_model_and_the_key() -> None:
     assert server.bodies()[0]["model"] == "first"
 
 
-def models(**capabilities: object) -> httpx2.Response:
-    return httpx2.Response(200, json={"data": [{"id": id, "capabilities": can} for id, can in capabilities.items()]})
+def models(own: object = None, **capabilities: object) -> httpx2.Response:
+    offered = [{"id": id, "capabilities": can, "defaults": own} for id, can in capabilities.items()]
+    return httpx2.Response(200, json={"data": offered})
 
 
 USUAL = {
     "it can": (models(other=[], m=["temperature"]), {"temperature": 0.3}),
+    "it has a default": (models(m=["temperature"], own={"temperature": 1}), {}),
     "it cannot": (models(other=["temperature"], m=["pause"]), {}),
     "it is not listed": (models(other=["temperature"]), {}),
     "another server": (httpx2.Response(200, json={"data": [{"id": "m"}]}), {}),

@@ -222,6 +222,7 @@ def test_what_an_assistant_refused_with_is_what_it_said():
     assert said(content=[{"type": "refusal", "refusal": "No."}]) == refused
     assert said(content=[{"type": "text", "text": "N"}, {"type": "refusal", "refusal": "o."}]) == refused
     assert said(content=None, refusal="No.") == said(refusal="No.") == said(content="", refusal="No.") == refused
+    assert said(content=[], refusal="No.") == refused
     assert said(content="No.", refusal=None) == said(content="No.", refusal="") == refused
     assert said(content="", refusal=None) == said(content="", refusal="") == {"role": "assistant", "content": ""}
     assert chat(messages=[USER | {"refusal": 7}]) == chat(), "nobody else refuses"

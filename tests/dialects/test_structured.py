@@ -130,7 +130,8 @@ def nested(levels: int) -> dict[str, Any]:
     ("fields", "param", "code"),
     [
         ({"response_format": "text"}, "response_format", INVALID_TYPE),
-        ({"response_format": {}}, "response_format", UNSUPPORTED),
+        ({"response_format": {}}, "response_format.type", MISSING),
+        ({"response_format": {"type": None, "schema": SCHEMA}}, "response_format.type", MISSING),
         ({"response_format": {"type": "xml"}}, "response_format", UNSUPPORTED),
         ({"response_format": {"type": 1}}, "response_format.type", INVALID_TYPE),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", MISSING),

@@ -30,7 +30,9 @@ NEW = "/new"
 @click.option("--system", help="A system message in front.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=1024, show_default=True)
 @click.option(
-    "--temperature", type=click.FloatRange(0, 2), help=f"Left out: {TEMPERATURE}, where the model's engine has one."
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    help=f"Left out: the model's own default, else {TEMPERATURE}, where its engine has one.",
 )
 @click.pass_context
 def chat_command(

@@ -50,7 +50,7 @@ class Talk:
     options: Mapping[str, float] = field(default_factory=dict)
     """`max_tokens` and the like, sent as they are."""
     usual: Mapping[str, float] = field(default_factory=dict)
-    """Sent too, each where the model lists it among its capabilities: nobody asked for them."""
+    """Sent too, each where the model can do it and has no default of its own: nobody asked for them."""
     transport: httpx2.AsyncBaseTransport | None = None
     """Instead of the network."""
 
@@ -131,9 +131,10 @@ class Talk:
         if not self.model and not offered:
             raise ServerError("the server lists no models")
         model = self.model or str(offered[0]["id"])
-        can = next((entry.get("capabilities") for entry in offered if entry["id"] == model), None)
-        able = {name: value for name, value in self.usual.items() if isinstance(can, list) and name in can}
-        return model, able | dict(self.options)
+        entry = next((entry for entry in offered if entry["id"] == model), {})
+        can, own = entry.get("capabilities"), entry.get("defaults")
+        sent = set(can if isinstance(can, list) else ()) - set(own if isinstance(own, dict) else ())
+        return model, {name: value for name, value in self.usual.items() if name in sent} | dict(self.options)
 
 
 async def _interrupt(signals: AsyncIterator[int], reply: Reply, scope: trio.CancelScope) -> None:

@@ -244,8 +244,13 @@ class DefaultsConfig:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Those that are set, by the names that `Sampling` has for them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_tokens"}
+        """Those that are set and say how tokens are drawn, by the names that `Sampling` has for them."""
+        return {name: value for name, value in self.given.items() if name != "max_tokens"}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are set."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 

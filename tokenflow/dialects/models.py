@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenflow.core.types import EngineInfo
@@ -19,6 +19,8 @@ class ModelEntry:
     """Unix seconds; since when it is served."""
     info: EngineInfo | None = None
     """None while its engine is not open: it is offered, and what it can do is not known yet."""
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    """What holds for requests that do not say, by the fields' names."""
 
 
 def model_object(entry: ModelEntry) -> dict[str, Any]:
@@ -30,6 +32,7 @@ def model_object(entry: ModelEntry) -> dict[str, Any]:
             "max_model_len": entry.info.context_length,  # as vLLM calls it, and clients made for that look for
             "slots": entry.info.slots,
             "capabilities": sorted(entry.info.capabilities),
+            "defaults": dict(entry.defaults),
         }
     return shown
 

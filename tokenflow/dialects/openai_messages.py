@@ -97,7 +97,7 @@ def _content(fields: Fields, *, assistant: bool, optional: bool) -> str | None:
         return as_text(value, path)
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of parts", value)
-    if not value:
+    if not value and not optional:
         raise InvalidRequest(f"'{path}' has no parts.", param=path)
     # Parts are pieces of one text, not lines: a client that wants a newline between them writes it.
     return "".join(_part(part, f"{path}[{i}]", assistant=assistant) for i, part in enumerate(value))

@@ -45,6 +45,8 @@ def _response_format(fields: Fields) -> Iterator[Grammar]:
     if wanted is None:
         return
     kind = wanted.text("type")
+    if kind is None:
+        raise missing(wanted.path("type"))
     if kind == "text":
         return
     if kind not in ("json_object", "json_schema"):

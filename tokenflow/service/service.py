@@ -66,7 +66,7 @@ class Model:
         self._config = config
         own = config.models.get(self.id)
         self._chat_config = ChatConfig() if own is None else own.chat
-        self._defaults = DefaultsConfig() if own is None else own.defaults
+        self.defaults = DefaultsConfig() if own is None else own.defaults
         self.admission = Admission(0, config.limits.max_waiting)
 
     def opened(self) -> None:
@@ -76,11 +76,11 @@ class Model:
         config = self._config
         chat = self._chat(info)
         self._chat_capabilities = chat.capabilities if chat is not None else frozenset[str]()
-        for name, value in self._defaults.sampling.items():
+        for name, value in self.defaults.sampling.items():
             if asks_for(name, value) and name not in info.capabilities:
                 raise StartupError(f"model {self.id!r}: its engine cannot do {name}; take that out of its `defaults`.")
         rules = config.limits, config.timeouts, config.stream, config.replay
-        self.planner = Planner(info, chat, *rules, self._defaults)
+        self.planner = Planner(info, chat, *rules, self.defaults)
 
     @property
     def info(self) -> EngineInfo:

@@ -16,7 +16,7 @@ def register(app: QuartTrio, service: Service) -> None:
     since = int(time.time())
 
     def entry(model: Model) -> ModelEntry:
-        return ModelEntry(id=model.id, created=since, info=model.info)
+        return ModelEntry(id=model.id, created=since, info=model.info, defaults=model.defaults.given)
 
     @app.get("/v1/models")
     async def models() -> Response:
