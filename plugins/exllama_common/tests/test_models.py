@@ -5,14 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from tokenflow_exllama.models import (
-    chat_templates,
-    lora_directory,
-    missing_directories,
-    model_directory,
-    warn_beyond_training,
-)
+from tokenflow_exllama.models import chat_templates, lora_directory, missing_directories, model_directory
 
 
 def settings(folder: Path, template: object) -> None:
@@ -68,15 +61,3 @@ def test_a_file_counts_before_the_settings(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("t")
     assert chat_templates(tmp_path) == {"default": "é", "tool_use": "t"}
-
-
-@pytest.mark.parametrize(
-    ("asked", "trained", "told"), [(None, 4096, 0), (4096, 4096, 0), (4097, 4096, 1), (4097, 0, 0)]
-)
-def test_a_context_beyond_what_it_was_trained_for_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: int | None, trained: int, told: int
-) -> None:
-    warn_beyond_training(tmp_path, asked, trained)
-    assert [message.partition(": what")[0] for message in caplog.messages] == told * [
-        f"{tmp_path}: context_length = 4097, but the model was trained for 4096 tokens"
-    ]

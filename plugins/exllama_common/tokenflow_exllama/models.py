@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenflow.api import StartupError
-
-logger = logging.getLogger("tokenflow.exllama")
 
 FILES = ("config.json", "tokenizer.json", "*.safetensors")
 
@@ -99,17 +96,6 @@ def check_same_tokens(main: Path, draft: Path | None = None) -> None:
         )
         if main_tokens != draft_tokens:
             raise StartupError(f"{draft}: has other tokens than {main}, so it cannot guess for it; choose another.")
-
-
-def warn_beyond_training(directory: Path, context_length: int | None, trained: int) -> None:
-    """Args: context_length: as the configuration has it. trained: what the model is made for, stretched or not."""
-    if context_length is not None and 0 < trained < context_length:
-        logger.warning(
-            "%s: context_length = %d, but the model was trained for %d tokens: what it says beyond may be of no use.",
-            directory,
-            context_length,
-            trained,
-        )
 
 
 def weights_bytes(directory: Path) -> int:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from tokenflow.api import check_context
+
 PAGE = 256
 """Tokens in a page of the cache: the library's unit for all that it keeps, shares and forgets."""
 
@@ -48,15 +50,7 @@ class Exl2Config:
     def __post_init__(self) -> None:
         if self.draft_model and self.ngram_draft:
             raise ValueError("draft_model and ngram_draft are two ways to guess ahead; set one of them")
-        if (
-            self.context_length is not None
-            and self.cache_tokens is not None
-            and self.context_length > self.cache_tokens
-        ):
-            raise ValueError(
-                f"context_length = {self.context_length} is larger than cache_tokens = {self.cache_tokens}, which has "
-                "to hold it; lower context_length or raise cache_tokens"
-            )
+        check_context(self.context_length, self.cache_tokens)
 
     @property
     def guesses(self) -> int:

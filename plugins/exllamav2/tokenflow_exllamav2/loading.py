@@ -17,13 +17,12 @@ from tokenflow_exllama.models import (
     model_directory,
     one_line,
     read_json,
-    warn_beyond_training,
     weights_bytes,
 )
 from tokenflow_exllama.progress import GivenUp, Progress
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary
 
-from tokenflow.api import EngineInfo, Send, Sequence, SequenceRequest, StartupError
+from tokenflow.api import EngineInfo, Send, Sequence, SequenceRequest, StartupError, warn_beyond_training
 from tokenflow_exllamav2.config import PAGE, Exl2Config
 
 logger = logging.getLogger("tokenflow.exllamav2")
@@ -107,7 +106,7 @@ def load(config: Exl2Config, given_up: Callable[[], bool]) -> Loaded:
     trained = int(settings[0].max_seq_len * (config.rope_scale or 1))
     shape = Shape.of(config, trained)
     if config.rope_alpha is None:  # that stretches it too, nobody knows how far
-        warn_beyond_training(directories[0], config.context_length, trained)
+        warn_beyond_training(logger, directories[0], config.context_length, trained)
     for each in settings:
         _fit(each, shape)
     memory = _Memory(

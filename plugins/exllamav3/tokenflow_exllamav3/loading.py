@@ -15,13 +15,12 @@ from tokenflow_exllama.models import (
     missing_directories,
     model_directory,
     one_line,
-    warn_beyond_training,
     weights_bytes,
 )
 from tokenflow_exllama.progress import GivenUp, Progress
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary
 
-from tokenflow.api import EngineInfo, StartupError
+from tokenflow.api import EngineInfo, StartupError, warn_beyond_training
 from tokenflow_exllamav3.config import PAGE, Exl3Config
 
 logger = logging.getLogger("tokenflow.exllamav3")
@@ -115,7 +114,7 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
     check_same_tokens(directory, draft_directory)
     library = import_on_gpu("exllamav3", VERSION)
     main, draft = plan(library, config, directory, draft_directory)
-    warn_beyond_training(directory, config.context_length, main.config.max_position_embeddings)
+    warn_beyond_training(logger, directory, config.context_length, main.config.max_position_embeddings)
     parts = [part for part in (main, draft) if part is not None]
     check_memory(
         str(directory),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from tokenflow.api import ModelSource, StartupError
+from tokenflow.api import ModelSource, StartupError, check_context
 
 SMOLLM2 = ModelSource(
     name="smollm2-135m-instruct",
@@ -51,15 +51,7 @@ class LlamaConfig:
     """Unset: where llama.cpp supports it for this model."""
 
     def __post_init__(self) -> None:
-        if (
-            self.context_length is not None
-            and self.cache_tokens is not None
-            and self.context_length > self.cache_tokens
-        ):
-            raise ValueError(
-                f"context_length = {self.context_length} is larger than cache_tokens = {self.cache_tokens}, which has "
-                "to hold it; lower context_length or raise cache_tokens"
-            )
+        check_context(self.context_length, self.cache_tokens)
 
 
 def model_path(model: str) -> tuple[Path, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenflow.api import EngineInfo, StartupError
+from tokenflow.api import EngineInfo, StartupError, warn_beyond_training
 from tokenflow_llamacpp import sampling
 from tokenflow_llamacpp.compat import devices, get, has_gpu, last_error, load_library, load_model
 from tokenflow_llamacpp.config import LlamaConfig, model_path
@@ -82,13 +82,7 @@ def _say_on_what(config: LlamaConfig, library: Any) -> None:
 def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> Loaded:
     trained = int(get(model, "n_ctx_train"))
     length = config.context_length or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    if 0 < trained < length:
-        logger.warning(
-            "%s: context_length = %d, but the model was trained for %d tokens: what it says beyond may be of no use.",
-            path,
-            length,
-            trained,
-        )
+    warn_beyond_training(logger, path, config.context_length, trained)
     capacity = config.cache_tokens or config.slots * length
     context = library.LlamaContext(model, _context_params(config, library, capacity), verbose=False)
     context.install_cancel_callback()

@@ -1,0 +1,34 @@
+"""What engines say of a context's length, all in the same words."""
+
+from __future__ import annotations
+
+import logging
+
+
+def check_context(context_length: int | None, cache_tokens: int | None) -> None:
+    """One sequence's tokens must fit into those of the cache, where a configuration sets both.
+
+    Raises:
+        ValueError: they do not; with both numbers and the way out.
+    """
+    if context_length is not None and cache_tokens is not None and context_length > cache_tokens:
+        raise ValueError(
+            f"context_length = {context_length} is larger than cache_tokens = {cache_tokens}, which has to hold it; "
+            "lower context_length or raise cache_tokens"
+        )
+
+
+def warn_beyond_training(log: logging.Logger, model: object, context_length: int | None, trained: int) -> None:
+    """Say so in `log` where a configuration asks for more than a model can be expected to make sense of.
+
+    Args:
+        model: its file or directory.
+        trained: tokens that the model is made for, stretched or not; 0: it does not say.
+    """
+    if context_length is not None and 0 < trained < context_length:
+        log.warning(
+            "%s: context_length = %d, but the model was trained for %d tokens: what it says beyond may be of no use.",
+            model,
+            context_length,
+            trained,
+        )
