@@ -258,6 +258,10 @@ WRONG_MODEL = {
         'engine = "echo"\nvoice = {name = "a", picth = 1}',
         "3: models.m.voice.picth: unknown key; did you mean pitch?",
     ),
+    "a default beside the engine's keys": (
+        'engine = "echo"\ntemperature = 0.7',
+        "3: models.m.temperature: it belongs in [models.m.defaults]; write it there",
+    ),
     "chat is no table": (
         'engine = "echo"\nchat = "think"',
         '3: models.m.chat: expected a table, got "think"; write `key = value` lines under its [header]',

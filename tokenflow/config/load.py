@@ -190,12 +190,20 @@ def _models(raw: Raw, catalogue: Catalogue, template_fault: TemplateFault) -> It
             )
         else:
             try:
-                options = {key: value for key, value in table.items() if key not in OUR_KEYS}
-                instance = check_table(raw, path, options, catalogue.engine_config(engine), MODEL_TABLES)
+                cls = catalogue.engine_config(engine)
+                misplaced = table.keys() & _names(DefaultsConfig) - _names(cls)
+                for key in misplaced:
+                    raw.problem((*path, key), f"it belongs in [{dotted((*path, 'defaults'))}]; write it there")
+                options = {key: value for key, value in table.items() if key not in OUR_KEYS | misplaced}
+                instance = check_table(raw, path, options, cls, MODEL_TABLES)
             except PluginError as exc:
                 raw.problem((*path, "engine"), exc.message)
             else:
                 yield name, ModelConfig(engine=engine, options=instance, chat=chat, defaults=defaults)
+
+
+def _names(cls: type) -> set[str]:
+    return {field.name for field in fields(cls)}
 
 
 def _look(raw: Raw, path: KeyPath, plugin: KeyPath, options: Any, missing: Missing) -> None:
