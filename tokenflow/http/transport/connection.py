@@ -14,6 +14,7 @@ import math
 import select
 import socket
 import struct
+import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -49,6 +50,20 @@ GATHER_BYTES = 4096
 
 # What the network does, as opposed to what a bug does.
 _NETWORK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+
+
+class _Received(threading.local):
+    """Where the kernel puts what has come, before it is copied: one for all connections of a thread.
+
+    `recv` takes as much memory each time and gives back what was too much, which leaves holes of that size: the heap
+    grows for want of a whole one.
+    """
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(MAX_RECV))
+
+
+_received = _Received()
 
 
 class CorrectedProtocolWrapper(ProtocolWrapper):
@@ -235,7 +250,8 @@ class Connection:
         while self._sock.fileno() != -1:
             await trio.lowlevel.wait_readable(self._sock)
             with suppress(BlockingIOError):
-                return self._sock.recv(MAX_RECV)
+                count = self._sock.recv_into(_received.view)
+                return bytes(_received.view[:count])
         return b""
 
     def _watch_head(self) -> None:
