@@ -100,7 +100,7 @@ class ChatModel:
                     f"The template's variable {name[:40]!r} is not a client's to set; those that are: {allowed}.",
                     param=f"chat_template_kwargs.{name[:40]}",
                 )
-        if offered(prompt.tools) is not None and not self._is_harmony and self._calls is None:
+        if offered(prompt.tools) is not None and not self._knows_tools:
             raise InvalidRequest(
                 "This model's chat template knows no tools; leave them out, or choose another model.",
                 param="tools",
@@ -128,9 +128,13 @@ class ChatModel:
         return MessageReader(think=self._think, opened=opened, calls=self._calls, tools=tools, seed=seed)
 
     @property
+    def _knows_tools(self) -> bool:
+        return self._is_harmony or self._calls is not None
+
+    @property
     def capabilities(self) -> frozenset[str]:
         """`chat`, and what its answers may have in them: `tools`, `reasoning`."""
-        tools = {"tools"} if self._is_harmony or self._calls is not None else set()
+        tools = {"tools"} if self._knows_tools else set()
         reasoning = {"reasoning"} if self._is_harmony or self._think is not None else set()
         return frozenset({"chat"} | tools | reasoning)
 

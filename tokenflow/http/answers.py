@@ -36,7 +36,6 @@ def refusal(error: TokenflowError) -> Response:
 
 
 _WORDS: dict[type[HTTPException], str] = {
-    NotFound: "those of the API begin with /v1/ and end without a slash.",
     MethodNotAllowed: "This route does not take that method; `Allow` says which it takes.",
     RequestTimeout: "The body did not arrive in time.",
     RequestEntityTooLarge: "The body is larger than this server takes.",
@@ -49,9 +48,10 @@ _PATH_CHARS = 100
 def http_refusal(error: HTTPException, path: str) -> Response:
     """What HTTP itself refuses (no such route, wrong method, body too large or too slow), in the same envelope."""
     code = error.code or 500
-    words = _WORDS.get(type(error)) or error.description or error.name
     if isinstance(error, NotFound):
-        words = f"There is no route {path[:_PATH_CHARS]!r}; {words}"
+        words = f"There is no route {path[:_PATH_CHARS]!r}; those of the API begin with /v1/ and end without a slash."
+    else:
+        words = _WORDS.get(type(error)) or error.description or error.name
     ours = TokenflowError(words, code=error.name.lower().replace(" ", "_"))
     body = envelope(ours)
     if code < 500:

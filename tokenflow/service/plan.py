@@ -85,7 +85,8 @@ class Planner:
         self._timeouts = timeouts
         self._stream = stream
         self._replay = replay
-        self._defaults = defaults
+        self._max_tokens_default = defaults.max_tokens
+        self._sampling_defaults = defaults.sampling
 
     async def plan(self, request: GenerationRequest, engine: Engine, id: str) -> Plan:
         """The sequences and settings for `request`.
@@ -129,7 +130,7 @@ class Planner:
         return Plan(model=request.model, sequences=tuple(sequences), readers=tuple(readers), settings=settings)
 
     def _with_defaults(self, request: GenerationRequest) -> GenerationRequest:
-        unsaid = {n: value for n, value in self._defaults.sampling.items() if getattr(request.sampling, n) is None}
+        unsaid = {n: value for n, value in self._sampling_defaults.items() if getattr(request.sampling, n) is None}
         return replace(request, sampling=replace(request.sampling, **unsaid)) if unsaid else request
 
     async def tokenize(
@@ -226,7 +227,7 @@ class Planner:
             raise error
         if self._limits.max_prompt_tokens is not None:
             _at_most(prompt, self._limits.max_prompt_tokens, param, "prompt tokens")
-        own = self._defaults.max_tokens if request.max_tokens is None else request.max_tokens
+        own = self._max_tokens_default if request.max_tokens is None else request.max_tokens
         asked = [n for n in (own, self._limits.max_tokens) if n is not None]
         return min([limit - prompt, *asked])
 
