@@ -267,3 +267,12 @@ async def test_sequences_come_and_go_while_steps_go_on(ask: Ask, pin: Pin, autoj
             last = await record(loop, ask(max_tokens=3))
             assert last.tokens == 3
             assert not stepper.used
+
+
+async def test_the_thread_is_named_for_who_looks_at_the_machine(mock_clock: MockClock) -> None:
+    class Named(PlainStepper):
+        def open(self) -> None:
+            self.name = threading.current_thread().name
+
+    async with serving(StepLoop(stepper := Named())):
+        assert stepper.name == "engine"

@@ -598,7 +598,9 @@ class StepLoop:
                 nursery.start_soon(halt)
                 with patience:  # a step that never ends is left behind: trio's worker threads are daemons
                     try:
-                        await trio.to_thread.run_sync(own, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+                        await trio.to_thread.run_sync(
+                            own, thread_name="engine", limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
+                        )
                     except Exception as exc:
                         failure = exc
                     ended = True
