@@ -166,6 +166,9 @@ class ReplayLog(Generic[E]):
                 self._wake(self._records[-1])
 
     def _wake(self, record: Record[E]) -> None:
+        if len(self._readers) == 1:
+            self._readers[0].wake(record)
+            return
         for reader in tuple(self._readers):  # a copy: one that fails inline detaches, and the next must not be skipped
             reader.wake(record)
 
@@ -205,10 +208,10 @@ class ReplayLog(Generic[E]):
         if count <= 0:
             return
         if count == 1:  # as in every stream whose reader keeps up
-            self.bytes -= self._records[0].size
+            self.bytes -= self._records.pop(0).size
         else:
             self.bytes -= sum([record.size for record in self._records[:count]])
-        del self._records[:count]
+            del self._records[:count]
         self._dropped += count
 
     def _tell(self) -> None:
@@ -226,8 +229,8 @@ class ReplayLog(Generic[E]):
                 self._accept(self.head)
             return
         fastest = slowest = self._readers[0].n
-        for reader in self._readers[1:]:
-            fastest, slowest = max(fastest, reader.n), min(slowest, reader.n)
+        if len(self._readers) > 1:
+            fastest, slowest = max([reader.n for reader in self._readers]), min([reader.n for reader in self._readers])
         while self._read < fastest:
             self._read += 1
             if self._read > self._dropped:  # else it comes back after what it had, and that is gone

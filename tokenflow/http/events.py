@@ -88,7 +88,7 @@ class EventBody:
                 if not records:
                     raise StopAsyncIteration
                 self._handed_on = records[-1].n
-                return b"".join([self._encode(record) for record in records])
+                return self._encode_all(records)
         return self._encoder.ping(ids=self._event_id is not None)
 
     # --- at once: see `AtOnce` ---
@@ -96,7 +96,7 @@ class EventBody:
     def write(self, records: list[Record[StreamEvent]]) -> bool | None:
         if self._direct is None or not self._direct.ready:
             return None
-        data = b"".join([self._encode(record) for record in records])
+        data = self._encode_all(records)
         self._written_at = records[-1].at
         return not data or self._direct.send_nowait(data)
 
@@ -109,6 +109,11 @@ class EventBody:
         if self._reader.n:
             return b""  # it comes back: its first event is the one after its last
         return self._encoder.start(ids=self._event_id is not None)
+
+    def _encode_all(self, records: list[Record[StreamEvent]]) -> bytes:
+        if len(records) == 1:
+            return self._encode(records[0])
+        return b"".join([self._encode(record) for record in records])
 
     def _encode(self, record: Record[StreamEvent]) -> bytes:
         event = record.event

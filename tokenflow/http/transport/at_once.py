@@ -5,6 +5,9 @@ from typing import Protocol
 
 from .writer import Writer
 
+_SIZE_LINES = [b"%x\r\n" % size for size in range(1024)]
+"""The first line of a chunk (RFC 9112 section 7.1), by the chunk's size: that of a token is always among them."""
+
 
 class Connectable(Protocol):
     """A WebSocket, as far as who writes to it needs to know."""
@@ -59,7 +62,9 @@ class Direct:
             data: a chunk of the response (RFC 9112 section 7.1), or a WebSocket's messages.
         """
         if isinstance(data, bytes):
-            framed = b"".join((b"%x\r\n" % len(data), data, b"\r\n"))
+            size = len(data)
+            size_line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
+            framed = size_line + data + b"\r\n"
         else:
             framed = b"".join([text_frame(text) for text in data])
         try:
