@@ -10,7 +10,8 @@ paced      every stream gets 50 tokens a second: is it held, how even is it, wha
 flood      tokens as fast as they can be taken
 idle       5,000 open streams in which nothing happens yet: KiB each (PSS over an empty server's), openings a second
 websocket  the same as paced over WebSocket, in frames of tokenflow's dialect
-ttft       one client on one connection, no prefill: from the request to the first token, all added by the server
+ttft       one client on one connection, no prefill: from the request to the first token, all added by the server;
+           and tokenflow's answer to `GET /health/live`, which is what HTTP and the framework take of that
 
     python -m bench.serving [--loads paced_500,idle] [--peers fastapi,granian] [--rounds 5] [--seconds 4]
                             [--out bench/results/serving.json] [--plot bench/results/serving.svg]
@@ -22,7 +23,9 @@ import argparse
 import json
 import os
 import platform
+import re
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -139,12 +142,30 @@ def measure(name: str, shape: Shape, seconds: float) -> Figures:
             said |= client.phase("measured")
             cpu = server.cpu_s - cpu
             full = server.memory
-    figures = _figures(shape, said, cpu)
+        answered = {"health_p50_ms": _health_ms(server.port)} if shape.repeat and name == "tokenflow" else {}
+    figures = _figures(shape, said, cpu) | answered
     if not shape.tokens_per_s:
         figures["kib_each"] = (full.pss - empty.pss) / said["opened"]
         figures["rss_kib_each"] = (full.rss - empty.rss) / said["opened"]
         figures["cpu_us_per_opening"] = opening_cpu / said["opened"] * 1e6
     return figures
+
+
+def _health_ms(port: int) -> float:
+    """From a request that needs no thought to its answer, on one connection: the median."""
+    times = []
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2000):
+            began = time.perf_counter()
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = client.recv(4096)
+            times.append(time.perf_counter() - began)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            [length] = re.findall(rb"content-length: (\d+)", head, re.IGNORECASE)
+            while len(body) < int(length):
+                body += client.recv(4096)
+    return median(times) * 1000
 
 
 def _figures(shape: Shape, said: dict[str, Any], cpu_s: float) -> Figures:
