@@ -51,12 +51,12 @@ class ContextLengthExceeded(InvalidRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, limit: int, prompt: int, requested: int | None) -> None:
+    def __init__(self, *, limit: int, prompt: int, requested: int | None, param: str | None = None) -> None:
         asked = f" and {requested} were requested" if requested is not None else ""
         super().__init__(
             f"This model's context holds {limit} tokens; the prompt has {prompt}{asked}. Shorten the prompt"
             + (" or max_tokens." if requested is not None else "."),
-            param="messages",
+            param=param,
         )
         self.details = {"limit": limit, "prompt": prompt, "requested": requested}
 

@@ -26,8 +26,10 @@ def test_the_envelope():
         "error": {"message": "No.", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
     }
     assert errors.envelope(TokenflowError("x"))["error"]["type"] == "server_error"
-    message = errors.envelope(ContextLengthExceeded(limit=8, prompt=9, requested=3))["error"]["message"]
-    assert all(count in message for count in "893")
+    exceeded = errors.envelope(ContextLengthExceeded(limit=8, prompt=9, requested=3, param="prompt"))["error"]
+    assert all(count in exceeded["message"] for count in "893")
+    assert exceeded["param"] == "prompt"
+    assert ContextLengthExceeded(limit=8, prompt=9, requested=3).param is None  # an engine knows of no field
     assert len(errors.envelope(EngineError("x" * 100_000))["error"]["message"]) == 4001
 
 

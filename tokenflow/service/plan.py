@@ -222,9 +222,7 @@ class Planner:
             raise InvalidRequest("The prompt is empty.", param=param)
         limit = self._info.context_length
         if prompt >= limit:
-            error = ContextLengthExceeded(limit=limit, prompt=prompt, requested=request.max_tokens)
-            error.param = param
-            raise error
+            raise ContextLengthExceeded(limit=limit, prompt=prompt, requested=request.max_tokens, param=param)
         if self._limits.max_prompt_tokens is not None:
             _at_most(prompt, self._limits.max_prompt_tokens, param, "prompt tokens")
         own = self._max_tokens_default if request.max_tokens is None else request.max_tokens
