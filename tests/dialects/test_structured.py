@@ -108,6 +108,7 @@ def test_each_way_to_ask(fields: dict[str, Any], kind: Any, source: str, param: 
     [
         {},
         {"response_format": {"type": "text"}},
+        {"response_format": {"type": "text", "json_schema": None, "schema": {}}},
         {"structured_outputs": {}},
         {"structured_outputs": {"json": None, "json_object": False}},
         dict.fromkeys(("response_format", "structured_outputs", "guided_json", "json_schema", "grammar")),
@@ -162,6 +163,13 @@ def nested(levels: int) -> dict[str, Any]:
             "response_format.schema",
             "invalid_value",
         ),
+        (
+            {"response_format": {"type": "text", "json_schema": {"schema": SCHEMA}}},
+            "response_format.json_schema",
+            "invalid_value",
+        ),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema", "invalid_value"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", UNSUPPORTED),
         ({"structured_outputs": {"json": 7}}, "structured_outputs.json", INVALID_TYPE),
         ({"structured_outputs": {"regex": ["a"]}}, "structured_outputs.regex", INVALID_TYPE),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_value"),

@@ -48,6 +48,7 @@ def _response_format(fields: Fields) -> Iterator[Grammar]:
     if kind is None:
         raise missing(wanted.path("type"))
     if kind == "text":
+        _refuse_schema(wanted)
         return
     if kind not in ("json_object", "json_schema"):
         raise unsupported("response_format", f"its type is text, json_object or json_schema, not {shown(kind)}.")
@@ -61,6 +62,14 @@ def _response_format(fields: Fields) -> Iterator[Grammar]:
         yield _any_object("response_format")
     else:  # what says of no type is an object's
         yield schema_grammar(_OBJECT | schema if isinstance(schema, dict) else schema, param)
+
+
+def _refuse_schema(wanted: Fields) -> None:
+    """To pass it over would be to give prose to a client that reads what comes by its schema."""
+    for name in ("json_schema", "schema"):
+        if wanted.get(name):
+            param = wanted.path(name)
+            raise InvalidRequest(f"'{param}' counts only under the type json_schema or json_object.", param=param)
 
 
 def _schema_holder(wanted: Fields) -> Fields:
@@ -84,6 +93,8 @@ def _others(fields: Fields) -> Iterator[Grammar]:
     wanted = fields.object("structured_outputs")
     if wanted is None:
         return
+    if wanted.get("structural_tag"):
+        raise unsupported(wanted.path("structural_tag"), "a form holds for the whole answer; send 'grammar'.")
     if wanted.boolean("json_object"):
         yield _any_object(wanted.path("json_object"))
     for name, read in _READERS.items():
