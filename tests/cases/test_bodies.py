@@ -150,6 +150,8 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
     ("include_stop_str_in_output", True),
     ("truncate_prompt_tokens", 2),
     ("prompt_logprobs", 0),
+    ("top_n_sigma", 2),
+    ("samplers", ["temperature", "top_p"]),
 ]
 """Fields that both routes that generate know."""
 WRONG_CHAT_FIELDS: list[tuple[str, Any]] = [
@@ -162,6 +164,7 @@ WRONG_CHAT_FIELDS: list[tuple[str, Any]] = [
     ("add_generation_prompt", False),
     ("modalities", ["audio"]),
     ("audio", {"voice": "ash", "format": "mp3"}),
+    ("documents", [{"text": "a"}]),
 ]
 WRONG_COMPLETION_FIELDS: list[tuple[str, Any]] = [
     ("logprobs", True),
@@ -308,7 +311,8 @@ stream_options logprobs top_logprobs ignore_eos coalesce_ms timeouts user tools 
 response_format structured_outputs json_schema grammar guided_json parallel_tool_calls metadata store service_tier
 reasoning_effort echo suffix best_of stop_token_ids allowed_token_ids bad_words min_tokens use_beam_search
 include_stop_str_in_output truncate_prompt_tokens prompt_logprobs continue_final_message add_generation_prompt
-modalities audio n_predict
+modalities audio n_predict top_n_sigma dynatemp_range min_keep n_indent t_max_predict_ms lora samplers documents
+chat_template
 """
 
 

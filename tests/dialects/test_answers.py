@@ -114,6 +114,11 @@ def test_detokenize():
             {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True},
             "continue_final_message",
         ),
+        (
+            tokens.parse_tokenize,
+            {"messages": [{"role": "user", "content": "x"}], "chat_template": "x"},
+            "chat_template",
+        ),
         (tokens.parse_detokenize, {}, "tokens"),
         (tokens.parse_detokenize, {"tokens": "x"}, "tokens"),
         (tokens.parse_detokenize, {"tokens": [1, True]}, "tokens[1]"),

@@ -291,6 +291,23 @@ def test_what_asks_for_nothing_is_no_matter():
         )
         assert parse(stop_token_ids=[], bad_words=[], allowed_token_ids=[], min_tokens=0) == parse()
         assert parse(n=3, best_of=3) == parse(n=3)
+        assert parse(top_n_sigma=-1, dynatemp_range=0, dynatemp_exponent=1, min_keep=0, n_indent=0) == parse()
+        assert parse(top_n_sigma=0, min_keep=1, t_max_predict_ms=-1, lora=[], samplers=[]) == parse()
+        assert parse(length_penalty=0.5) == parse(), "it is of beam search alone, which is refused"
+    assert chat(documents=[], chat_template="") == chat()
+
+
+@pytest.mark.parametrize(
+    "samplers",
+    [
+        "edskypmxt",
+        "kypmt",
+        ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "adaptive_p"],
+        ["dry", "top_k", "tfs_z", "typical_p", "top_p", "min_p", "temperature"],
+    ],
+)
+def test_the_order_of_samplers_that_clients_send_by_default(samplers):
+    assert chat(samplers=samplers) == chat()
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -417,6 +434,16 @@ SHARED = [
     ({"min_tokens": 1}, "min_tokens", UNSUPPORTED),
     ({"min_tokens": -1}, "min_tokens", VALUE),
     ({"min_tokens": "1"}, "min_tokens", TYPE),
+    ({"top_n_sigma": 1}, "top_n_sigma", UNSUPPORTED),
+    ({"top_n_sigma": "0"}, "top_n_sigma", TYPE),
+    ({"dynatemp_range": 0.5}, "dynatemp_range", UNSUPPORTED),
+    ({"min_keep": 2}, "min_keep", UNSUPPORTED),
+    ({"n_indent": 4}, "n_indent", UNSUPPORTED),
+    ({"t_max_predict_ms": 100}, "t_max_predict_ms", UNSUPPORTED),
+    ({"lora": [{"id": 0, "scale": 1}]}, "lora", UNSUPPORTED),
+    ({"samplers": ["temperature", "top_p"]}, "samplers", UNSUPPORTED),
+    ({"samplers": "tkp"}, "samplers", UNSUPPORTED),
+    ({"samplers": 7}, "samplers", TYPE),
 ]
 
 CHAT_ONLY = [
@@ -506,6 +533,9 @@ CHAT_ONLY = [
     ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
     ({"modalities": ["text", 7]}, "modalities[1]", TYPE),
     ({"modalities": "audio"}, "modalities", TYPE),
+    ({"documents": [{"text": "a"}]}, "documents", UNSUPPORTED),
+    ({"documents": "a"}, "documents", TYPE),
+    ({"chat_template": "{{ messages }}"}, "chat_template", UNSUPPORTED),
     ({"audio": {"voice": "ash", "format": "mp3"}}, "audio", UNSUPPORTED),
     ({"audio": {}}, "audio", UNSUPPORTED),
     ({"audio": "mp3"}, "audio", TYPE),
@@ -576,10 +606,11 @@ def test_a_long_value_is_not_quoted_whole():
 
 SHARED_FIELDS = [*ALL, "max_completion_tokens", "repeat_penalty", "logprobs", "echo", "suffix", "best_of"]
 SHARED_FIELDS += ["include_stop_str_in_output", "use_beam_search", "stop_token_ids", "bad_words", "allowed_token_ids"]
-SHARED_FIELDS += ["truncate_prompt_tokens", "prompt_logprobs", "min_tokens", "n_predict"]
+SHARED_FIELDS += ["truncate_prompt_tokens", "prompt_logprobs", "min_tokens", "n_predict", "top_n_sigma", "min_keep"]
+SHARED_FIELDS += ["dynatemp_range", "n_indent", "t_max_predict_ms", "lora", "samplers"]
 CHAT_FIELDS = [*SHARED_FIELDS, "top_logprobs", "tools", "functions", "tool_choice", "function_call"]
 CHAT_FIELDS += ["parallel_tool_calls", "chat_template_kwargs", "reasoning_effort", "continue_final_message"]
-CHAT_FIELDS += ["add_generation_prompt", "modalities", "audio"]
+CHAT_FIELDS += ["add_generation_prompt", "modalities", "audio", "documents", "chat_template"]
 COMPLETIONS_FIELDS = SHARED_FIELDS
 
 
@@ -667,6 +698,8 @@ def test_a_number_in_a_query_is_one_in_these_digits(text: str) -> None:
     [
         *(("echo", "true"), ("use_beam_search", "true"), ("include_stop_str_in_output", "true"), ("suffix", "x")),
         *(("min_tokens", "5"), ("best_of", "2"), ("truncate_prompt_tokens", "5"), ("prompt_logprobs", "0")),
+        *(("top_n_sigma", "1"), ("dynatemp_range", ".5"), ("min_keep", "2"), ("samplers", "tk")),
+        *(("n_indent", "4"), ("t_max_predict_ms", "9")),
     ],
 )
 def test_what_a_query_asks_for_in_vain(name: str, text: str) -> None:

@@ -32,7 +32,7 @@ _NUMBERS = frozenset(
 _FRACTIONS = frozenset(
     {"temperature", "top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base"}
     | {"mirostat_tau", "mirostat_eta", "repetition_penalty", "repeat_penalty", "frequency_penalty", "presence_penalty"}
-    | {"grace_s", "retention_s"}
+    | {"grace_s", "retention_s", "top_n_sigma", "dynatemp_range", "min_keep", "n_indent", "t_max_predict_ms"}
 )
 MAX_DIGITS = 400
 """More than that no number has, and Python has a limit of its own."""

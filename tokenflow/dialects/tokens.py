@@ -13,7 +13,7 @@ from tokenflow.core.types import ChatPrompt, TextPrompt
 from tokenflow.dialects.fields import body_fields, missing
 from tokenflow.dialects.openai_completions import token_ids
 from tokenflow.dialects.openai_messages import parse_messages
-from tokenflow.dialects.openai_refused import refuse_continuing
+from tokenflow.dialects.openai_refused import refuse_in_messages
 from tokenflow.errors import InvalidRequest
 
 
@@ -52,7 +52,7 @@ def parse_tokenize(body: object) -> TokenizeRequest:
         prompt = TextPrompt(text=text)
     elif fields.get("messages") is not None:
         prompt = parse_messages(fields)
-        refuse_continuing(fields)
+        refuse_in_messages(fields)
     else:
         raise missing("prompt")
     ours, theirs = fields.boolean("add_special"), fields.boolean("add_special_tokens")
