@@ -364,6 +364,16 @@ async def test_a_body_in_pieces_that_waits_to_be_asked_for(port: int) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == generate("hello", 2)
 
 
+async def test_a_body_that_is_too_long_is_not_asked_for(port: int) -> None:
+    """RFC 9110 section 10.1.1: whoever waits to be told to go on may be told the end of it instead."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    for length, status in ((65_536, b"100"), (65_537, b"413")):
+        async with connect(port) as wire:
+            await wire.stream.send_all(head % length)
+            with trio.fail_after(2):
+                assert (await wire.stream.receive_some()).startswith(b"HTTP/1.1 " + status)
+
+
 async def test_requests_sent_ahead_are_answered_in_order(port: int) -> None:
     async with connect(port) as wire:
         for i in range(3):

@@ -173,6 +173,7 @@ def _limits(settings: ServerConfig) -> Limits:
         header_timeout_s=settings.header_timeout_s,
         max_header_bytes=settings.max_header_bytes,
         max_headers=settings.max_headers,
+        max_body_bytes=settings.max_body_bytes,
         max_pipelined_bytes=settings.max_pipelined_bytes,
         max_streams=settings.max_streams_per_connection,
     )

@@ -146,9 +146,11 @@ class CorrectedH11Protocol(H11Protocol):
         if (status := refusal(request.method, request.target, headers, self._limits)) is not None:
             await self.refuse(status)
             return
+        assert isinstance(self.connection, h11.Connection)
+        if self.body_bytes > self._limits.max_body_bytes:  # RFC 9110 section 10.1.1: the answer may come without a 100
+            self.connection.client_is_waiting_for_100_continue = False
         arguments = self.app, self.config, self.context, self.task_group, self.ssl, self.client, self.server
         if _asks_for_websocket(headers, request.method):
-            assert isinstance(self.connection, h11.Connection)
             stream = CorrectedWSStream(*arguments, self.stream_send, STREAM_ID, pong_s=self._pong_s)
             self._direct.websocket = stream
             self.connection = H11WSConnection(self.connection)

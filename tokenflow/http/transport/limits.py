@@ -18,6 +18,8 @@ class Limits:
     """Longer headers are a 431."""
     max_headers: int = 100
     """More of them are a 431."""
+    max_body_bytes: int = 4 * 1024 * 1024
+    """Nobody is asked to go on with a longer one: the application, which reads bodies, has a 413 for it."""
     max_pipelined_bytes: int = 64 * 1024
     """Sent ahead of the answer to the request before. Beyond, the connection is cut: there is no way to say so."""
     max_streams: int = 100
