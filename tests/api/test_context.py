@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tokenflow.api import check_context, warn_beyond_training
+from tokenflow.api import check_context, warn_beyond_training, warn_of_small_cache
 
 
 def test_a_context_larger_than_its_cache() -> None:
@@ -26,3 +26,12 @@ def test_a_context_beyond_what_the_model_was_trained_for(
     assert [message.partition(": what")[0] for message in caplog.messages] == told * [
         "a.gguf: context_length = 4097, but the model was trained for 4096 tokens"
     ]
+
+
+@pytest.mark.parametrize(("asked", "room", "told"), [(None, 256, 1), (None, 4096, 0), (256, 256, 0)])
+def test_a_cache_that_makes_the_context_smaller_than_usual(
+    caplog: pytest.LogCaptureFixture, asked: int | None, room: int, told: int
+) -> None:
+    warn_of_small_cache(logging.getLogger("test"), "a.gguf", asked, 4096, room)
+    assert [message.partition(":")[0] for message in caplog.messages] == told * ["a.gguf"]
+    assert all("is 256 tokens and not 4096" in message for message in caplog.messages)

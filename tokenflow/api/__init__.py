@@ -5,7 +5,7 @@ may not: where tokenflow is compiled, they cannot.
 """
 
 from tokenflow.api.adapters import LoopEngine, engine_from_blocking_iterator, engine_from_generator, serving
-from tokenflow.api.context import check_context, warn_beyond_training
+from tokenflow.api.context import check_context, warn_beyond_training, warn_of_small_cache
 from tokenflow.api.engine import Engine, StructuredEngine
 from tokenflow.api.grammar import Grammars, Matcher
 from tokenflow.api.hookspecs import API_VERSION, EnginePlugin, SinkPlugin, hookimpl
@@ -108,4 +108,5 @@ __all__ = [
     "hookimpl",
     "serving",
     "warn_beyond_training",
+    "warn_of_small_cache",
 ]

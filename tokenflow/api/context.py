@@ -32,3 +32,21 @@ def warn_beyond_training(log: logging.Logger, model: object, context_length: int
             context_length,
             trained,
         )
+
+
+def warn_of_small_cache(log: logging.Logger, model: object, context_length: int | None, usual: int, room: int) -> None:
+    """Say so in `log` where a cache holds less than the context that a model has if nobody sets its length.
+
+    Args:
+        model: its file or directory.
+        usual: tokens of that context.
+        room: tokens that one sequence can have of the cache.
+    """
+    if context_length is None and room < usual:
+        log.warning(
+            "%s: the context is %d tokens and not %d, for cache_tokens has no room for more: raise it, or set "
+            "context_length if this is what you want.",
+            model,
+            room,
+            usual,
+        )

@@ -269,6 +269,16 @@ def test_a_cancel_while_it_loads(directory: Path, gpu: Any, monkeypatch: pytest.
     assert library.unloaded == 1
 
 
+def test_a_context_that_the_cache_makes_smaller_is_told(
+    directory: Path, gpu: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu()
+    loaded = load(Exl2Config(model=str(directory), cache_tokens=1024), lambda: False)
+    assert loaded.info.context_length == 1024
+    assert f"{directory}: the context is 1024 tokens and not 4096" in caplog.messages[0]
+    loaded.batch.close()
+
+
 # --- shapes ---------------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,15 @@ from tokenflow_exllama.models import (
 from tokenflow_exllama.progress import GivenUp, Progress
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary
 
-from tokenflow.api import EngineInfo, Send, Sequence, SequenceRequest, StartupError, warn_beyond_training
+from tokenflow.api import (
+    EngineInfo,
+    Send,
+    Sequence,
+    SequenceRequest,
+    StartupError,
+    warn_beyond_training,
+    warn_of_small_cache,
+)
 from tokenflow_exllamav2.config import PAGE, Exl2Config
 
 logger = logging.getLogger("tokenflow.exllamav2")
@@ -107,6 +115,7 @@ def load(config: Exl2Config, given_up: Callable[[], bool]) -> Loaded:
     shape = Shape.of(config, trained)
     if config.rope_alpha is None:  # that stretches it too, nobody knows how far
         warn_beyond_training(logger, directories[0], config.context_length, trained)
+    warn_of_small_cache(logger, directories[0], config.context_length, min(trained, DEFAULT_CONTEXT), shape.context)
     for each in settings:
         _fit(each, shape)
     memory = _Memory(

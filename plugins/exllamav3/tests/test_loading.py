@@ -223,10 +223,13 @@ def test_a_draft_model_of_its_own(directory: Path) -> None:
     assert draft.cache.max_num_tokens == main.cache.max_num_tokens
 
 
-def test_its_own_words_for_itself() -> None:
+def test_its_own_words_for_itself(caplog: pytest.LogCaptureFixture) -> None:
     """The name, the limits, and a chat template that renders; nothing is promised beyond the cache."""
     info = hash_load(Exl3Config(model="rig", cache_tokens=4 * PAGE, draft_model="rig", draft_tokens=3)).info
     assert info.context_length == 4 * PAGE - 1 - 3
+    assert [message.partition(",")[0].partition(": ")[2] for message in caplog.messages] == [
+        "the context is 1020 tokens and not 4096"
+    ]
     template = ChatTemplate(info.chat_template or "", info.bos_token, info.eos_token, info.special_tokens)
     pieces = template.render([{"role": "user", "content": "<|im_end|>"}])
     assert "".join(piece.text for piece in pieces).startswith("<|im_start|>user\n<|im_end|><|im_end|>")

@@ -20,7 +20,7 @@ from tokenflow_exllama.models import (
 from tokenflow_exllama.progress import GivenUp, Progress
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary
 
-from tokenflow.api import EngineInfo, StartupError, warn_beyond_training
+from tokenflow.api import EngineInfo, StartupError, warn_beyond_training, warn_of_small_cache
 from tokenflow_exllamav3.config import PAGE, Exl3Config
 
 logger = logging.getLogger("tokenflow.exllamav3")
@@ -278,9 +278,11 @@ def engine_info(config: Exl3Config, main: Part, draft: Part | None, vocabulary: 
     templates = chat_templates(main.directory)
     # What a sequence takes at most: its text, the token after it, and what is guessed beyond.
     room = main.cache.max_num_tokens - 1 - draft_window(config, draft and draft.model)
+    context = _context(config, main.config.max_position_embeddings)
+    warn_of_small_cache(logger, main.directory, config.context_length, context, room)
     return EngineInfo(
         model=main.directory.name,
-        context_length=min(_context(config, main.config.max_position_embeddings), room),
+        context_length=min(context, room),
         slots=config.slots,
         vocab_size=vocabulary.size,
         capabilities=CAPABILITIES | {"prefix_cache"},

@@ -53,6 +53,15 @@ async def test_a_context_beyond_what_it_was_trained_for_is_told(
 
 
 @pytest.mark.model
+async def test_a_context_that_the_cache_makes_smaller_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_llama(LlamaConfig(slots=1, cache_tokens=256)) as engine:
+        assert engine.info.context_length == 256
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        f"{SMOLLM2.path}: the context is 256 tokens and not 4096"
+    ]
+
+
+@pytest.mark.model
 @pytest.mark.parametrize(("layers", "told"), [(None, 0), (0, 0), (-1, 1), (20, 1)])
 async def test_layers_for_a_gpu_that_llama_cpp_does_not_know_are_told(
     caplog: pytest.LogCaptureFixture, layers: int | None, told: int

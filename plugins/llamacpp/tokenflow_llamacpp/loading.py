@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenflow.api import EngineInfo, StartupError, warn_beyond_training
+from tokenflow.api import EngineInfo, StartupError, warn_beyond_training, warn_of_small_cache
 from tokenflow_llamacpp import sampling
 from tokenflow_llamacpp.compat import devices, get, has_gpu, last_error, load_library, load_model
 from tokenflow_llamacpp.config import LlamaConfig, model_path
@@ -81,9 +81,11 @@ def _say_on_what(config: LlamaConfig, library: Any) -> None:
 
 def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> Loaded:
     trained = int(get(model, "n_ctx_train"))
-    length = config.context_length or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    usual = min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    length = config.context_length or usual
     warn_beyond_training(logger, path, config.context_length, trained)
     capacity = config.cache_tokens or config.slots * length
+    warn_of_small_cache(logger, path, config.context_length, usual, capacity)
     context = library.LlamaContext(model, _context_params(config, library, capacity), verbose=False)
     context.install_cancel_callback()
     batch_tokens = min(max(config.batch, config.slots), int(get(context, "n_batch")))
