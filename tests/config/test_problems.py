@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 import pytest
+import trustme
 
 from tokenflow.config import Flag, load
 from tokenflow.errors import ConfigError
@@ -418,11 +420,50 @@ def test_the_files_of_tls_are_looked_for_where_that_is_asked(
     assert load_text(text).config.server.tls_key == "conf"
     (here / "cert.pem").touch()
     text = text.replace('"conf"', '"cert.pem"')
-    assert load_text(text, look=True)
     monkeypatch.setattr("os.access", lambda path, mode: False)  # whoever runs the tests may be root
     [line, _] = problems_of(text, look=True)
     assert line.endswith(f"tls_certificate: {here}/cert.pem is not readable by this user; mend its permissions")
     assert problems_of(text.replace("[server]", "[server]\nport = true"), look=True)[0].startswith("conf/x.toml:4: ")
+
+
+def test_the_files_of_tls_are_read_as_they_will_be(load_text, problems_of) -> None:
+    mine, other = (trustme.CA().issue_cert("localhost") for _ in range(2))
+    here = Path.cwd()
+    mine.cert_chain_pems[0].write_to_path("cert.pem")
+    mine.private_key_pem.write_to_path("key.pem")
+    other.private_key_pem.write_to_path("other.pem")
+    mine.private_key_and_cert_chain_pem.write_to_path("both.pem")
+    Path("none.pem").write_text("none")
+
+    def text(certificate: str, key: str) -> str:
+        return MODEL + f'[server]\ntls_certificate = "{certificate}"\ntls_key = "{key}"\n'
+
+    assert load_text(text("cert.pem", "key.pem"), look=True)
+    assert load_text(text("both.pem", "both.pem"), look=True)
+    for certificate, key, problem in (
+        ("none.pem", "none.pem", f"5: server.tls_certificate: there is no certificate in {here}/none.pem; name a PEM "),
+        ("key.pem", "cert.pem", f"5: server.tls_certificate: there is no certificate in {here}/key.pem; name a PEM "),
+        ("cert.pem", "none.pem", f"6: server.tls_key: there is no private key in {here}/none.pem, or none that can be"),
+        ("cert.pem", "other.pem", f"6: server.tls_key: {here}/other.pem is another certificate's; name the one that "),
+    ):
+        [line] = problems_of(text(certificate, key), look=True)
+        assert line.startswith(f"conf/x.toml:{problem}")
+
+
+def test_a_certificate_that_is_too_weak(problems_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ssl.SSLError("no")
+    error.reason = "EE_KEY_TOO_SMALL"
+
+    def refuse(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", refuse)
+    trustme.CA().cert_pem.write_to_path("cert.pem")
+    [line] = problems_of(MODEL + '[server]\ntls_certificate = "cert.pem"\ntls_key = "cert.pem"\n', look=True)
+    assert line == (
+        f"conf/x.toml:5: server.tls_certificate: {Path.cwd()}/cert.pem with this key is refused (ee key too small); "
+        "have another made"
+    )
 
 
 def test_what_is_wrong_with_one_key_hides_nothing_of_another(problems_of) -> None:

@@ -194,6 +194,6 @@ async def refusals(port: int, reason: str) -> float:
 def test_a_certificate_that_is_none_is_one_line(tmp_path: Path, serve: Serve) -> None:
     (tmp_path / "cert.pem").write_text("no certificate")
     tls = '[server]\ntls_certificate = "cert.pem"\ntls_key = "cert.pem"\n'
-    with pytest.raises(AssertionError, match=r"cert\.pem.*is of no use"), serve(CONFIG.replace("[server]\n", tls)):
+    with pytest.raises(AssertionError, match=r"no certificate in .*cert"), serve(CONFIG.replace("[server]\n", tls)):
         pass
     assert "Traceback" not in (tmp_path / "log").read_text()

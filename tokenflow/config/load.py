@@ -19,6 +19,7 @@ from tokenflow.config.keys import KeyPath, dotted, got, has
 from tokenflow.config.model import MODEL_TABLES, ChatConfig, Config, DefaultsConfig, ModelConfig, ServerConfig
 from tokenflow.config.raw import Raw, read
 from tokenflow.config.rules import findings
+from tokenflow.config.tls import tls_fault
 from tokenflow.config.words import assigned, unknown_key
 from tokenflow.errors import PluginError
 
@@ -220,6 +221,7 @@ def _look(raw: Raw, path: KeyPath, plugin: KeyPath, options: Any, missing: Missi
 
 
 def _look_at_tls(raw: Raw, server: ServerConfig | None) -> None:
+    files = []
     for key in ("tls_certificate", "tls_key"):
         name = getattr(server, key, None)
         if name is None:
@@ -229,6 +231,11 @@ def _look_at_tls(raw: Raw, server: ServerConfig | None) -> None:
             raw.problem(("server", key), f"there is no file {path}; paths are relative to the working directory")
         elif not os.access(path, os.R_OK):
             raw.problem(("server", key), f"{path} is not readable by this user; mend its permissions")
+        else:
+            files.append(path)
+    if len(files) == 2 and (fault := tls_fault(*files)) is not None:
+        key, text = fault
+        raw.problem(("server", key), text)
 
 
 def _chat(raw: Raw, model: KeyPath, table: dict[str, Any], template_fault: TemplateFault) -> ChatConfig:

@@ -54,9 +54,8 @@ async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda 
     """Serve until a signal says otherwise.
 
     Raises:
-        StartupError: the port, the certificate, a sink or an engine could not be had.
+        StartupError: the port, a sink or an engine could not be had.
     """
-    _check_tls(config)
     _allow_files(config.server.max_connections)
     listener = _bind(config)
     service = create_service(config, registry)
@@ -187,16 +186,6 @@ def _allow_files(connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
     if hard < wanted:
         log.warning("this process may open %d files: too few for server.max_connections, %d", hard, connections)
-
-
-def _check_tls(config: Config) -> None:
-    try:
-        hypercorn_config(config).create_ssl_context()
-    except OSError as exc:  # ssl.SSLError is one
-        raise StartupError(
-            f"The certificate {config.server.tls_certificate!r} with the key {config.server.tls_key!r} is of no use: "
-            f"{exc.strerror or exc}. Both are PEM files, and the key is the certificate's."
-        ) from exc
 
 
 def hypercorn_config(config: Config) -> HypercornConfig:
