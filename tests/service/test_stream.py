@@ -396,14 +396,15 @@ async def test_what_follows_an_engines_failure_does_not_rename_it(autojump_clock
         assert (record.reason, record.code, record.by) == ("error", "engine_error", "engine")
 
 
-async def test_a_fault_in_an_engines_code_is_logged_with_its_place(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_fault_in_an_engines_code_is_logged_once_with_its_place(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, n: int
 ) -> None:
     async def generate(request: SequenceRequest, send: Send) -> None:
         raise NameError("name 'promt' is not defined")
 
-    async with open_rig(open_engine=opener(generate, slots=1)) as r:
-        _, reader = await r.open()
+    async with open_rig(open_engine=opener(generate, slots=n)) as r:
+        _, reader = await r.open(n=n)
         assert (await read_all(reader))[-1][1].error.message.endswith("NameError: name 'promt' is not defined")
     (line,) = [OneLine(traces=False).format(record) for record in caplog.records if record.levelno == logging.ERROR]
     assert "the engine failed (NameError: name 'promt' is not defined at " in line and __file__ in line

@@ -107,6 +107,7 @@ class Stream:
         "_deadline",
         "_ended_as",
         "_failure",
+        "_fault_logged",
         "_forgotten",
         "_held_by_client",
         "_host",
@@ -178,6 +179,7 @@ class Stream:
         self._ended_as = Outcome("stop", "engine")  # until it has ended
         self._admitted_at = now
         self._failure: Exception | None = None  # of its engine, before it was called off
+        self._fault_logged = False  # each of its sequences may hear of the same one
         self._cancel: Outcome | None = None
         self._cancel_error: TokenflowError | None = None
 
@@ -461,7 +463,9 @@ class Stream:
             await engine.generate(request, choice)
         except Exception as exc:
             cause = first_error(exc)
-            if not isinstance(cause, TokenflowError):  # a fault in the engine's code: its author wants the place
+            # A fault in the engine's code: its author wants the place.
+            if not isinstance(cause, TokenflowError) and not self._fault_logged:
+                self._fault_logged = True
                 log.error("%s: the engine failed", self.identity.id, exc_info=cause)
             if not self._called_off and self._failure is None:
                 self._failure = exc  # whatever comes while the others are cancelled does not rename it
