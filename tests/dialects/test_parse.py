@@ -133,6 +133,7 @@ def test_other_spellings(parse):
     assert parse(n_predict=5, max_tokens=9).max_tokens == parse(n_predict=-1, max_completion_tokens=9).max_tokens == 9
     assert parse(max_tokens=10**9).max_tokens == 10**9
     assert parse(logit_bias={}).sampling.logit_bias is None
+    assert parse(logit_bias=[], grammar="", mirostat=0, mirostat_tau=0) == parse(), "llama-server's defaults"
     assert parse(stream=True, stream_options={}).include_usage is False
     assert parse(nobody_knows=[{"this": "field"}], metadata=7).n == 1
 
@@ -371,7 +372,7 @@ SHARED = [
     ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers[0]", VALUE),
     ({"mirostat": 1}, "mirostat", UNSUPPORTED),
     ({"mirostat": True}, "mirostat", TYPE),
-    ({"mirostat_tau": 0}, "mirostat_tau", VALUE),
+    ({"mirostat": 2, "mirostat_tau": 0}, "mirostat_tau", VALUE),
     ({"mirostat_eta": -0.1}, "mirostat_eta", VALUE),
     ({"banned_strings": ["a", 7]}, "banned_strings[1]", TYPE),
     ({"banned_strings": ""}, "banned_strings", VALUE),
@@ -383,7 +384,7 @@ SHARED = [
     ({"seed": 10**4000}, "seed", VALUE),
     ({"seed": 1e300}, "seed", VALUE),
     ({"seed": 1.5}, "seed", TYPE),
-    ({"logit_bias": []}, "logit_bias", TYPE),
+    ({"logit_bias": [[5, 1]]}, "logit_bias", TYPE),
     ({"logit_bias": {"a": 1}}, "logit_bias", VALUE),
     ({"logit_bias": {"-1": 1}}, "logit_bias", VALUE),
     ({"logit_bias": {"١": 1}}, "logit_bias", VALUE),

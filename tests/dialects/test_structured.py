@@ -174,7 +174,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"structured_outputs": {"regex": ["a"]}}, "structured_outputs.regex", INVALID_TYPE),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_value"),
         ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice[1]", INVALID_TYPE),
-        ({"grammar": ""}, "grammar", "invalid_value"),
+        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar", "invalid_value"),
         ({"grammar": "\ud800"}, "grammar", "invalid_value"),
         ({"guided_json": "{"}, "guided_json", "invalid_value"),
         ({"guided_json": "[1]"}, "guided_json", INVALID_TYPE),

@@ -122,7 +122,8 @@ def _dry(fields: Fields) -> Dry | None:
 
 def _mirostat(fields: Fields) -> Mirostat | None:
     version = fields.integer("mirostat", least=0)
-    given = _given(tau=fields.number("mirostat_tau", above=0), eta=fields.number("mirostat_eta", least=0))
+    tau = fields.number("mirostat_tau", above=0) if version else fields.number("mirostat_tau", least=0)
+    given = _given(tau=tau, eta=fields.number("mirostat_eta", least=0))
     if version not in (None, 0, 2):
         raise unsupported("mirostat", "only version 2 of it is done here; 0 is off.")
     return Mirostat(**given) if version else None
@@ -134,6 +135,8 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _logit_bias(fields: Fields) -> Mapping[int, float] | None:
+    if fields.get("logit_bias") == []:  # llama-server's default
+        return None
     table = fields.object("logit_bias")
     if table is None:
         return None

@@ -88,7 +88,7 @@ def _schema_holder(wanted: Fields) -> Fields:
 def _others(fields: Fields) -> Iterator[Grammar]:
     for name, read in _READERS.items():
         for field in (f"guided_{name}", _LLAMA_SERVER.get(name, "")):
-            if (value := fields.get(field)) is not None:
+            if (value := fields.get(field)) not in (None, ""):  # llama-server's default is an empty grammar
                 yield read(value, field)
     wanted = fields.object("structured_outputs")
     if wanted is None:
