@@ -10,6 +10,12 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from tokenflow.config import Flag, load
 from tokenflow.errors import ConfigError
@@ -434,6 +440,9 @@ def test_the_files_of_tls_are_read_as_they_will_be(load_text, problems_of) -> No
     other.private_key_pem.write_to_path("other.pem")
     mine.private_key_and_cert_chain_pem.write_to_path("both.pem")
     Path("none.pem").write_text("none")
+    key = load_pem_private_key(mine.private_key_pem.bytes(), None)
+    encrypted = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    Path("encrypted.pem").write_bytes(encrypted)
 
     def text(certificate: str, key: str) -> str:
         return MODEL + f'[server]\ntls_certificate = "{certificate}"\ntls_key = "{key}"\n'
@@ -445,6 +454,11 @@ def test_the_files_of_tls_are_read_as_they_will_be(load_text, problems_of) -> No
         ("key.pem", "cert.pem", f"5: server.tls_certificate: there is no certificate in {here}/key.pem; name a PEM "),
         ("cert.pem", "none.pem", f"6: server.tls_key: there is no private key in {here}/none.pem, or none that can be"),
         ("cert.pem", "other.pem", f"6: server.tls_key: {here}/other.pem is another certificate's; name the one that "),
+        (
+            "cert.pem",
+            "encrypted.pem",
+            f"6: server.tls_key: {here}/encrypted.pem is encrypted, and a server has nobody ",
+        ),
     ):
         [line] = problems_of(text(certificate, key), look=True)
         assert line.startswith(f"conf/x.toml:{problem}")

@@ -9,7 +9,9 @@ from pathlib import Path
 def tls_fault(certificate: Path, key: Path) -> tuple[str, str] | None:
     """Which of `[server]`'s keys names a file that is of no use, and why; None: it can be served with both."""
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, _refuse)
+    except _Encrypted:
+        return "tls_key", f"{key} is encrypted, and a server has nobody to ask; `openssl pkey` writes it in the clear"
     except OSError as exc:  # ssl.SSLError is one
         reason = getattr(exc, "reason", None)
         if not _is_certificate(certificate):
@@ -21,6 +23,14 @@ def tls_fault(certificate: Path, key: Path) -> tuple[str, str] | None:
             return "tls_certificate", f"{certificate} with this key is refused ({why}); have another made"
         return "tls_key", f"there is no private key in {key}, or none that can be read; name a PEM file with one"
     return None
+
+
+class _Encrypted(Exception):
+    """OpenSSL asks for a pass phrase."""
+
+
+def _refuse() -> str:
+    raise _Encrypted
 
 
 def _is_certificate(path: Path) -> bool:
