@@ -5,6 +5,7 @@ What a test changes in them is a line that must be there: an example that moves 
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from tests.e2e.conftest import Server, serving
 
 EXAMPLES = Path(__file__).parents[2] / "conf" / "proxies"
-FILES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg"}
+FILES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg", "caddy": "Caddyfile"}
 KINDS = list(FILES)
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TEMPORARY = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -38,6 +39,8 @@ engine = "synthetic"
 directives = true
 slots = 8
 tokens_per_s = 50
+
+[sinks.prometheus]
 """
 
 Changes = dict[str, str]
@@ -81,9 +84,10 @@ def fronted(kind: str, folder: Path, ports: tuple[int, int], changes: Changes | 
     port = free_port()
     text = _changed((EXAMPLES / FILES[kind]).read_text(), changes or {})
     text = text.replace(":8001", f":{ports[0]}").replace(":8002", f":{ports[1]}").replace(":8080", f":{port}")
-    (folder / "conf").write_text(_at_home(text, folder) if kind == "nginx" else text)
+    (folder / "conf").write_text(_at_home(kind, text, folder))
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(_command(kind, program, folder), cwd=folder, stdout=log, stderr=log)
+        command, home = _command(kind, program, folder), {**os.environ, "HOME": str(folder)}
+        process = subprocess.Popen(command, cwd=folder, env=home, stdout=log, stderr=log)
     try:
         _answers(process, port, folder)
         yield port
@@ -99,15 +103,19 @@ def _changed(text: str, changes: Changes) -> str:
     return text
 
 
-def _at_home(text: str, folder: Path) -> str:
-    """nginx's own files in `folder`."""
-    paths = "".join(f"    {name}_temp_path {folder}/{name};\n" for name in TEMPORARY)
-    return text.replace("http {\n", f"http {{\n    access_log {folder}/access;\n{paths}", 1)
+def _at_home(kind: str, text: str, folder: Path) -> str:
+    """nginx's own files in `folder`; Caddy without the port on which all of them would be administered."""
+    if kind == "nginx":
+        paths = "".join(f"    {name}_temp_path {folder}/{name};\n" for name in TEMPORARY)
+        return text.replace("http {\n", f"http {{\n    access_log {folder}/access;\n{paths}", 1)
+    return text.replace("\n{\n", "\n{\n\tadmin off\n", 1) if kind == "caddy" else text
 
 
 def _command(kind: str, program: str, folder: Path) -> list[str]:
     if kind == "haproxy":
         return [program, "-db", "-f", "conf"]
+    if kind == "caddy":
+        return [program, "run", "--config", "conf", "--adapter", "caddyfile"]
     own = f"daemon off; master_process off; pid {folder}/pid; error_log stderr warn;"
     return [program, "-p", str(folder), "-c", str(folder / "conf"), "-g", own]
 

@@ -1,4 +1,4 @@
-"""nginx and HAProxy in front of two replicas, as `conf/proxies/` has them: nothing may be lost on the way through.
+"""Each proxy of `conf/proxies/` in front of two replicas, as it is there: nothing may be lost on the way through.
 
 Each test names what it is about in the proxy's configuration; most fail without that one line.
 """
@@ -30,10 +30,15 @@ SSE = {"Accept": "text/event-stream"}
 PATIENT = {
     "nginx": {"proxy_read_timeout 620s": "proxy_read_timeout 1s"},
     "haproxy": {"timeout server 620s": "timeout server 1s", "timeout client 620s": "timeout client 1s"},
+    "caddy": {"read_timeout 620s": "read_timeout 1s"},
 }
 """Timeouts of the proxy that a silent stream would not outlive."""
 EAGER = {"proxy_buffering off;": "proxy_buffering on;", "gzip off;": "gzip on; gzip_types text/event-stream;"}
 """What nginx does by default, and worse."""
+UNCHECKED = {"caddy": {"health_uri /health/ready": ""}}
+"""Of the one that sends nothing to a replica that has failed a single check."""
+LOST = {"nginx": 0, "haproxy": 0, "caddy": 1}
+"""POSTs that fail where a replica has just gone: Caddy before 2.11.2 cannot send a body on to the other."""
 
 
 @pytest.fixture(scope="module")
@@ -246,13 +251,22 @@ async def test_a_websockets_end_is_its_generations_disconnect(port: int, servers
     await missed(servers, id)
 
 
+# --- what is not for everybody ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["/metrics", "/_debug/generated"])
+async def test_what_each_replica_has_of_its_own_is_not_passed_on(port: int, servers: Replicas, target: str) -> None:
+    assert (await ask(servers.a.port, "GET", target)).status == 200
+    assert (await ask(port, "GET", target)).status == 404
+
+
 # --- replicas that fail -----------------------------------------------------------------------------------------------
 
 
 async def test_a_post_that_was_sent_is_never_sent_again(kind: str, servers: Replicas, tmp_path: Path) -> None:
     reset = [Cut(1, "rst")] * 9
     async with cutting(servers.a.port, reset) as a, cutting(servers.b.port, reset) as b:
-        with fronted(kind, tmp_path / kind, (a.port, b.port)) as port:
+        with fronted(kind, tmp_path / kind, (a.port, b.port), UNCHECKED.get(kind)) as port:
             answer = await post(port, "/v1/completions", streaming(max_tokens=5))
         sent = [bytes(connection.up) for connection in a.log + b.log]
     assert answer.status in (502, 503)
@@ -261,17 +275,16 @@ async def test_a_post_that_was_sent_is_never_sent_again(kind: str, servers: Repl
 
 async def test_a_replica_that_is_gone_is_passed_over(kind: str, servers: Replicas, tmp_path: Path) -> None:
     """Before any health check has missed it: one has just found it well."""
-    one = completion("hello", max_tokens=1)
     with ExitStack() as stack:
         async with cutting(servers.a.port) as a:
             port = stack.enter_context(fronted(kind, tmp_path / kind, (a.port, servers.b.port)))
-            answers = [await post(port, "/v1/completions", one) for _ in range(4)]
-            if kind == "haproxy":
-                await eventually(lambda: any(c.up.startswith(b"GET /health") and c.ended for c in a.log))
-        answers += [await post(port, "/v1/completions", one) for _ in range(4)]
-    assert [answer.status for answer in answers] == [200] * 8
-    assert {answer.json["id"][0] for answer in answers[:4]} == {"a", "b"}
-    assert {answer.json["id"][0] for answer in answers[4:]} == {"b"}
+            found = {""}
+            with trio.fail_after(PATIENCE_S):
+                while not found >= {"a", "b"}:
+                    found.add((await one(port)).json["id"][0])
+            if kind != "nginx":
+                await eventually(lambda: any(b"GET /health" in c.up and b'"ok"' in c.down for c in a.log))
+        await goes_on(kind, port, "b")
 
 
 async def test_a_replica_that_drains_says_so_and_the_other_goes_on(kind: str, tmp_path: Path) -> None:
@@ -283,6 +296,16 @@ async def test_a_replica_that_drains_says_so_and_the_other_goes_on(kind: str, tm
             frames = await wire.frames()
         assert frames[-2].json["error"]["code"] == "draining" and frames[-1].is_done
         await trio.to_thread.run_sync(servers[id[0]].process.wait)
-        async with connect(port) as wire:
-            assert (await opened(wire, streaming(max_tokens=1)))[0] != id[0]
-            await wire.frames()
+        await goes_on(kind, port, "b" if id[0] == "a" else "a")
+
+
+async def one(port: int) -> Any:
+    return await post(port, "/v1/completions", completion("hello", max_tokens=1))
+
+
+async def goes_on(kind: str, port: int, name: str) -> None:
+    """The one replica that is left answers all that comes."""
+    answers = [await one(port) for _ in range(4)]
+    lost = [answer.status for answer in answers if answer.status != 200]
+    assert lost in ([], [502] * LOST[kind])
+    assert {answer.json["id"][0] for answer in answers if answer.status == 200} == {name}
