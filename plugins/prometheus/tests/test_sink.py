@@ -229,6 +229,7 @@ def test_series_of_a_model_start_at_zero_before_its_first_stream() -> None:
         assert get(values, name) == 0
         assert get(values, name, model="big") == 0
     assert get(values, "streams_ended_total", reason="stop", code="") == 0
+    assert get(values, "streams_ended_total", reason="error", code="engine_error") == 0
     assert get(values, "cancellations_total", phase="queue", by="server") == 0
 
 

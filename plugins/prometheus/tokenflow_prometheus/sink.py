@@ -32,6 +32,8 @@ from tokenflow_prometheus.moment import Moment
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_CODES = 50
+FAILURES = ("engine_error", "engine_stuck", "queue_timeout", "prefill_timeout", "idle_timeout", "total_timeout")
+"""Errors that end streams which were let in, and which an operator is woken for."""
 TPS_BUCKETS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0, 150.0, 200.0, 300.0, 500.0, 1000.0)
 RELEASE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -124,8 +126,10 @@ class Streams:
                 member.touch(model)
             else:
                 member.add(0, model)
-        for reason in ("stop", "length", "cancelled", "disconnected"):
+        for reason in ("stop", "length", "tool_calls", "cancelled", "disconnected"):
             self.ended.add(0, model, reason, "")
+        for code in FAILURES:
+            self.ended.add(0, model, "error", code)
         for phase, by in product(("queue", "prefill", "decode"), ("client", "server")):
             self.cancellations.add(0, model, phase, by)
 
