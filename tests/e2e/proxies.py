@@ -25,6 +25,7 @@ FILES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg", "caddy": "Caddyfile", 
 KINDS = list(FILES)
 ENVOY = Path(__file__).parents[2] / ".envoy"
 PATHS = f"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:{ENVOY}/envoy/_bin"
+WAYS = {"envoy": "make .envoy/.installed", "promtool": "apt-get install prometheus"}
 TEMPORARY = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
 
 REPLICA = """
@@ -52,8 +53,7 @@ def binary(name: str) -> str:
     """Where the program is; without it the test is skipped, and says so."""
     found = shutil.which(name) or shutil.which(name, path=PATHS)
     if not found:
-        way = "make .envoy/.installed" if name == "envoy" else f"apt-get install {name}"
-        pytest.skip(f"NOT TESTED: there is no {name} on this machine ({way})")
+        pytest.skip(f"NOT TESTED: there is no {name} on this machine ({WAYS.get(name, f'apt-get install {name}')})")
     return found
 
 
@@ -89,12 +89,19 @@ def fronted(kind: str, folder: Path, ports: tuple[int, int], changes: Changes | 
     here = {"8001": str(ports[0]), "8002": str(ports[1]), "8080": str(port)}
     text = re.sub(r"\b(8001|8002|8080)\b", lambda found: here[found[0]], text)
     (folder / FILES[kind]).write_text(_at_home(kind, text, folder))
+    with running(_command(kind, program, folder), folder, port):
+        yield port
+
+
+@contextmanager
+def running(command: list[str], folder: Path, port: int) -> Iterator[None]:
+    """A program that listens on `port`, with `folder` for its log and whatever it keeps, until the block ends."""
     with (folder / "log").open("w") as log:
-        command, home = _command(kind, program, folder), {**os.environ, "HOME": str(folder)}
+        home = {**os.environ, "HOME": str(folder)}
         process = subprocess.Popen(command, cwd=folder, env=home, stdout=log, stderr=log)
     try:
         _answers(process, port, folder)
-        yield port
+        yield
     finally:
         process.terminate()
         process.wait(10)
@@ -139,4 +146,4 @@ def _answers(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
         with socket.socket() as sock:
             if sock.connect_ex(("127.0.0.1", port)) == 0:
                 return
-    raise AssertionError(f"the proxy does not answer:\n{(folder / 'log').read_text()}")
+    raise AssertionError(f"it does not answer:\n{(folder / 'log').read_text()}")
