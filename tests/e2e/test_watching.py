@@ -222,7 +222,10 @@ FIRES = {
         'tokenflow_time_to_first_token_seconds_bucket{model="m",le="20.0"}': "0+10x60",
         'tokenflow_time_to_first_token_seconds_bucket{model="m",le="+Inf"}': "0+10x60",
     },
-    "TokenflowManyWait": {'tokenflow_waiting_streams{model="m"}': "49x60"},
+    "TokenflowManyWait": {
+        'tokenflow_waiting_streams{model="m"}': "49x60",
+        'tokenflow_waiting_capacity_streams{model="m"}': "64x60",
+    },
     "TokenflowRefuses": {'tokenflow_refusals_total{reason="queue_full"}': "0+1x60"},
     "TokenflowWorksForNobody": {
         'tokenflow_tokens_after_leaving_total{model="m"}': "0+9x60",
@@ -241,7 +244,8 @@ QUIET = {
     'tokenflow_streams_ended_total{code="engine_error",model="m",reason="error"}': "0 1x60",
     'tokenflow_time_to_first_token_seconds_bucket{model="m",le="10.0"}': "0+10x60",
     'tokenflow_time_to_first_token_seconds_bucket{model="m",le="+Inf"}': "0+10x60",
-    'tokenflow_waiting_streams{model="m"}': "0 64 64 0x60",
+    'tokenflow_waiting_streams{model="m"}': "0 64 64 48x60",
+    'tokenflow_waiting_capacity_streams{model="m"}': "64x60",
     'tokenflow_refusals_total{reason="queue_full"}': "0 9x60",
     'tokenflow_tokens_after_leaving_total{model="m"}': "0+2x60",
     'tokenflow_cancellations_total{by="client",model="m",phase="decode"}': "0+1x60",

@@ -106,6 +106,8 @@ class ModelGauges:
     """Streams that hold slots."""
     waiting: int
     """Streams in the waiting room."""
+    waiting_capacity: int
+    """Its places: beyond, whoever asks is refused."""
     slots: int
     slots_used: int
     paused: int

@@ -334,6 +334,7 @@ class Service:
             ready=await model.host.ready(),
             active=sum(stream.holds_slots for stream in self._streams_of(model)),
             waiting=model.admission.waiting,
+            waiting_capacity=model.admission.max_waiting,
             slots=stats.slots,
             slots_used=stats.slots_used,
             paused=stats.paused,

@@ -13,6 +13,7 @@ MODEL = ModelGauges(
     ready=True,
     active=0,
     waiting=0,
+    waiting_capacity=4,
     slots=1,
     slots_used=0,
     paused=0,
@@ -42,7 +43,7 @@ def test_every_metric_has_help_a_unit_and_a_name_by_the_conventions() -> None:
     helps = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.M))
     ours = {name: kind for name, kind in types.items() if not name.startswith("process_")}
     assert set(types) == set(helps)
-    assert len(ours) == 34
+    assert len(ours) == 35
     for name, kind in ours.items():
         assert re.fullmatch(r"tokenflow(_[a-z]+)+", name), name
         assert len(helps[name]) > 20, name

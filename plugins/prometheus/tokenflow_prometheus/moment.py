@@ -16,6 +16,7 @@ GAUGES = (
     ("ready", "model_ready", "1 while the model's engine is open and takes requests, 0 while it starts or has failed."),
     ("active", "active_streams", "Streams that hold slots now."),
     ("waiting", "waiting_streams", "Streams in the waiting room now. Rising steadily: demand exceeds the slots."),
+    ("waiting_capacity", "waiting_capacity_streams", "Places in the waiting room. All taken: whoever asks is refused."),
     ("paused", "paused_sequences", "Sequences that hold a slot and generate nothing, for their reader is behind."),
     ("slots", "slots", "Sequences that the engine can decode at once."),
     ("slots_used", "slots_used", "Slots that are taken now, as the engine counts them."),
