@@ -55,7 +55,7 @@ class ContextLengthExceeded(InvalidRequest):
         asked = f" and {requested} were requested" if requested is not None else ""
         super().__init__(
             f"This model's context holds {limit} tokens; the prompt has {prompt}{asked}. Shorten the prompt"
-            + (" or max_tokens." if requested is not None else "."),
+            + (" or max_tokens." if requested is not None and prompt < limit else "."),
             param=param,
         )
         self.details = {"limit": limit, "prompt": prompt, "requested": requested}

@@ -122,7 +122,7 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
     ("stop", {"a": "b"}),
     ("stop", ["x"] * 1000),
     ("stop", "x" * 100_000),
-    ("logit_bias", []),
+    ("logit_bias", "1"),
     ("logit_bias", {"a": 1}),
     ("logit_bias", {"1": "a"}),
     ("logit_bias", {"1": 101}),

@@ -25,6 +25,7 @@ from tests.e2e.wire import (
     CHAT,
     COMPLETIONS,
     Answer,
+    Journal,
     Streamed,
     ask,
     chat,
@@ -33,6 +34,7 @@ from tests.e2e.wire import (
     connect,
     directive,
     eventually,
+    metric,
     post,
     stream,
 )
@@ -200,6 +202,35 @@ async def test_what_http_itself_refuses_has_the_envelope(port: int, what: str) -
     assert (answer.head["allow"] is not None) == (status == 405)
 
 
+async def test_it_is_a_line_in_the_log_and_a_count(serve: Serve) -> None:
+    """An operator whose clients are set up wrongly sees it."""
+    with serve(MODEL + "[sinks.prometheus]") as server:
+        for method, target, reason in [("GET", "/v1/nowhere", "not_found"), ("DELETE", CHAT, "method_not_allowed")]:
+            answer = await ask(server.port, method, target)
+            assert await metric(server.port, "tokenflow_refusals_total", reason=reason) == 1
+            line = f"{answer.head['x-request-id']} {method} {target} - from 127.0.0.1: {answer.status} {reason}"
+            assert await eventually(lambda line=line: line in server.log)
+
+
+async def test_an_error_in_one_body_has_its_streams_id(server: Server) -> None:
+    answer = await post(server.port, COMPLETIONS, completion(directive(raise_at=2)))
+    assert answer.status == 502
+    assert (await Journal(server.folder).ended(answer.head["x-request-id"] or ""))["how"] == "engine_error"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("/v1/embeddings", "embeddings are not offered"),
+        ("/api/tags", "with a base URL that ends in /v1"),
+        ("/chat/completions", "the base URL must end in /v1"),
+        ("/v1/v1/chat/completions", "must not begin with it again"),
+    ],
+)
+async def test_a_client_that_is_set_up_for_another_api_is_told_so(port: int, target: str, words: str) -> None:
+    assert words in (await post(port, target, {})).error["message"]
+
+
 NO_ROUTE = "There is no route '/v1/nowhere'; those of the API begin with /v1/ and end without a slash."
 
 
@@ -240,7 +271,9 @@ async def test_an_unknown_model_is_404_before_the_stream(port: int) -> None:
 async def test_413_for_a_body_that_is_too_large(port: int, framing: str) -> None:
     body = json.dumps(completion("x" * 70_000)).encode()
     if framing == "length":
-        assert_error(await post(port, COMPLETIONS, body), 413)
+        answer = await post(port, COMPLETIONS, body)
+        assert_error(answer, 413)
+        assert "65536 bytes that this server takes (server.max_body_bytes)" in answer.error["message"]
         return
     async with connect(port) as wire:
         await wire.stream.send_all(
@@ -442,6 +475,8 @@ async def test_keys(serve: Serve) -> None:
                 assert_unauthorized(await asked_with(port, method, target, wrong), "invalid_api_key")
             for none in ("Bearer", "Basic c2stcmlnaHQ=", "sk-right", ""):
                 assert_unauthorized(await asked_with(port, method, target, none), "missing_api_key")
+        unnamed = await asked_with(port, "GET", "/v1/models", "sk-right")
+        assert unnamed.error["message"].startswith("The Authorization header has no `Bearer` before a key")
         for probe in ("/health", "/health/live", "/health/ready"):
             assert (await ask(port, "GET", probe)).json == {"status": "ok"}
         for right in ("Bearer sk-right", "bearer sk-right"):

@@ -8,8 +8,9 @@ from functools import partial
 from quart import Response, g, has_request_context, request, websocket
 from werkzeug.exceptions import HTTPException, UnsupportedMediaType
 
+from tokenflow.config import ServerConfig
 from tokenflow.errors import TokenflowError
-from tokenflow.http.answers import http_refusal, nothing, refusal
+from tokenflow.http.answers import http_error, http_refusal, nothing, refusal
 from tokenflow.http.auth import OPEN, authenticate
 from tokenflow.http.connection import Connection
 from tokenflow.http.framework import App
@@ -24,7 +25,7 @@ log = logging.getLogger("tokenflow.http")
 REFUSALS = (*range(400, 500), 503)
 """Statuses of what was refused, and did not fail."""
 LOGGED_CHARS = 200
-"""Of an error's message."""
+"""Of an error's message, and of a path."""
 BODY_REASONS = {413: "body", 408: "body_timeout"}
 """What the transport's count calls them."""
 
@@ -67,7 +68,7 @@ def create_app(service: Service, traffic: Traffic | None = None) -> App:
     app.after_request(tell_browsers)
     app.before_request(_refuse_codings)
     app.register_error_handler(TokenflowError, partial(_refuse, service.config.server.name, traffic))
-    app.register_error_handler(HTTPException, partial(_refuse_http, traffic))
+    app.register_error_handler(HTTPException, partial(_refuse_http, service.config.server, traffic))
     app.register_error_handler(ClientDisconnected, _left)
     app.register_error_handler(Exception, _fault)
     for routes in (generation, streams, models, tokens, debug, ws):
@@ -78,25 +79,33 @@ def create_app(service: Service, traffic: Traffic | None = None) -> App:
 
 async def _refuse(server: str, traffic: Traffic, error: TokenflowError) -> Response:
     response = refusal(error)
-    id = new_id(server)  # there is no stream, but something to quote, and to look for in the log
-    response.headers["X-Request-Id"] = id
     if response.status_code in REFUSALS:
         traffic.refused[error.code] += 1
-    about = "" if error.param is None else f" ({error.param})"
-    said = error.message.encode("unicode_escape").decode()[:LOGGED_CHARS]  # it may repeat what the client sent
-    log.info(
-        *("%s %s %s %s from %s: %d %s%s: %s", id, request.method, request.path, g.get("key", "-")),
-        *(request.remote_addr, response.status_code, error.code, about, said),
-    )
+    _tell(server, response, error)
     _without_frames(error)  # a stream's error is kept with its log: not the frames of this request too
     return response
 
 
-async def _refuse_http(traffic: Traffic, error: HTTPException) -> Response:
-    if error.code in BODY_REASONS:
-        traffic.refused[BODY_REASONS[error.code]] += 1
+async def _refuse_http(config: ServerConfig, traffic: Traffic, error: HTTPException) -> Response:
+    asked = request if has_request_context() else websocket
+    ours = http_error(error, asked.path, config.max_body_bytes)
+    response = http_refusal(error, ours)
+    traffic.refused[BODY_REASONS.get(response.status_code, ours.code)] += 1
+    _tell(config.name, response, ours)
     _without_frames(error)
-    return http_refusal(error, (request if has_request_context() else websocket).path)
+    return response
+
+
+def _tell(server: str, response: Response, error: TokenflowError) -> None:
+    """A line in the log, and in the answer what it is found by: the stream's id, or where there is none a new one."""
+    asked = request if has_request_context() else websocket
+    id = response.headers["X-Request-Id"] = g.get("stream") or new_id(server)
+    about = "" if error.param is None else f" ({error.param})"
+    said = error.message.encode("unicode_escape").decode()[:LOGGED_CHARS]  # it may repeat what the client sent
+    log.info(
+        *("%s %s %s %s from %s: %d %s%s: %s", id, asked.method, asked.path[:LOGGED_CHARS], g.get("key", "-")),
+        *(asked.remote_addr, response.status_code, error.code, about, said),
+    )
 
 
 def _without_frames(error: Exception) -> None:

@@ -27,9 +27,11 @@ def authenticate(request: Request, auth: AuthConfig) -> None:
     g.key = NOBODY
     if not auth.keys or request.path in OPEN or request.method == "OPTIONS":
         return
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    given = request.headers.get("Authorization", "")
+    scheme, _, key = given.partition(" ")
     if scheme.lower() != "bearer" or not key:
-        raise Unauthorized("No API key given; send `Authorization: Bearer <key>`.", code="missing_api_key")
+        what = "The Authorization header has no `Bearer` before a key" if given else "No API key given"
+        raise Unauthorized(f"{what}; send `Authorization: Bearer <key>`.", code="missing_api_key")
     g.key = _name(key, auth)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quart import Response, request
+from quart import Response, g, request
 
 from tokenflow.core.types import Delta, FinishReason, GenerationRequest, Message, Usage
 from tokenflow.dialects import named, openai_chat, openai_completions, small
@@ -90,6 +90,7 @@ async def as_body(stream: Stream, reader: StreamReader, dialect: Dialect) -> Res
     """`stream` read to its end, as one body. Raises the error that it ended with."""
     at_end(reader.close)
     identity, whole = stream.identity, Whole(stream.asked)
+    g.stream = identity.id  # what an error is found by
     await whole.read(reader)
     body = dialect.complete(
         identity.id,

@@ -16,7 +16,7 @@ _AUTHORITY = re.compile(rb"(?:\[([0-9A-Fa-f:.]{2,45})\]|(%b(?:\.%b)*\.?))(?::[0-
 _OF_TOKENS = (b"connection", b"upgrade", b"sec-websocket-")
 
 MESSAGES = {
-    400: "The request is not valid HTTP, or frames its body in two ways, or its target is not a path.",
+    400: "The request is not valid HTTP, or frames its body in two ways, or its target is no path in percent-encoding.",
     408: "The request's headers did not come in time.",
     421: "The Host header is not a host, with or without a port.",
     431: "The request's headers are too long, or too many.",
