@@ -208,6 +208,19 @@ async def test_a_hundred_readers_that_stopped_reading_delay_nothing(serve: Serve
         await ended(server, terminate(server), 0.5)
 
 
+async def test_a_terminal_that_closes_ends_it_as_gently_and_may_say_so_twice(serve: Serve) -> None:
+    with serve(draining(DRAIN_S)) as server:
+        async with connect(server.port) as wire:
+            head = await wire.open(CHAT, chat(ENDLESS))
+            server.process.send_signal(signal.SIGHUP)
+            await noticed(server)
+            server.process.send_signal(signal.SIGHUP)
+            began = trio.current_time()
+            assert Streamed(head, await wire.frames()).reason == "draining"
+            assert trio.current_time() - began > DRAIN_S / 2
+        await ended(server, began, DRAIN_S)
+
+
 async def test_a_second_signal_ends_at_once(serve: Serve) -> None:
     with serve(draining(30)) as server, stalled(server, 10):
         await all_live(server, 10)

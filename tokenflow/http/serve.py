@@ -60,7 +60,7 @@ async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda 
     listener = _bind(config)
     service = create_service(config, registry)
     last_resort = _LastResort(config.server.drain_s)
-    with listener, closing(last_resort), trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with listener, closing(last_resort), trio.open_signal_receiver(*_end_signals()) as signals:
         async with trio.open_nursery() as nursery:
             ready, stop = trio.Event(), trio.Event()
             nursery.start_soon(_heed, signals, ready, stop, service, nursery.cancel_scope, last_resort)
@@ -115,6 +115,8 @@ async def _heed(
     """The first signal drains; a second one, or one while the models still load, ends at once."""
     async for number in signals:
         name = signal.Signals(number).name
+        if number == signal.SIGHUP and stop.is_set():
+            continue  # a terminal that closes sends it twice
         if stop.is_set() or not ready.is_set():
             log.warning("%s: ending at once", name)
             last_resort.expect_end(draining=False)
@@ -126,6 +128,12 @@ async def _heed(
             log.info("%s: draining; live streams may go on for %g s, a second signal ends them at once", name, drain_s)
             last_resort.expect_end(draining=True)
             stop.set()
+
+
+def _end_signals() -> list[signal.Signals]:
+    """What asks it to end; a terminal that closes too, unless that is to be ignored (nohup)."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])]
 
 
 class _LastResort:
