@@ -11,8 +11,10 @@ import trio
 from trio.testing import MockClock
 
 from tests.service.conftest import STEP_S, open_rig
+from tests.service.test_messages import CHAT, ask
 from tokenflow.core.types import Delta
 from tokenflow.dialects.openai_chat import ChatEncoder
+from tokenflow.dialects.small import SmallEncoder
 from tokenflow.http.events import EventBody
 from tokenflow.http.transport import Direct
 from tokenflow.http.transport.writer import Writer
@@ -117,4 +119,18 @@ async def test_what_lies_ready_goes_out_together(autojump_clock: MockClock) -> N
             stream.cancel("client")
             assert len(kernel.written) == 1, "nor for what comes no more"
             nursery.cancel_scope.cancel()
+        reader.close()
+
+
+@pytest.mark.parametrize("inline", [False, True])
+async def test_records_that_a_dialect_is_silent_about_are_silence(autojump_clock: MockClock, inline: bool) -> None:
+    """The small dialect says nothing of what a model thinks, which may take minutes."""
+    said = f"<think>{'x' * 100}</think>Hi."
+    async with open_rig(chat=CHAT, text=said, one_byte=True, tokens_per_s=2.0) as r:
+        _, reader = await ask(r)
+        kernel = Kernel()
+        sent = EventBody(reader, SmallEncoder("tf-1", "m", 0, False), 15.0, direct=kernel.direct if inline else None)
+        pieces = [piece async for piece in sent if piece]
+        assert pieces[:3] == [PING] * 3 and PING not in pieces[4:], "15, 30 and 45 of its 50 seconds"
+        assert b'{"token":"' in b"".join(pieces + kernel.written)
         reader.close()

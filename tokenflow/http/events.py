@@ -56,6 +56,7 @@ class EventBody:
         self._direct = direct
         self._started = self._lost = False
         self._handed_on = 0  # n of what was returned last: the transport has it when it asks for more
+        self._wrote = True  # and there was something in it: the headers, if nothing else
         self._written_at = 0.0
 
     async def __aenter__(self) -> EventBody:
@@ -77,7 +78,8 @@ class EventBody:
             raise StopAsyncIteration
         if self._handed_on > self._reader.n:
             self._reader.ack(self._handed_on)
-        self._written_at = trio.current_time()
+        if self._wrote:
+            self._written_at = trio.current_time()
         while trio.current_time() < self._written_at + self._heartbeat_s:  # it may have been written to meanwhile
             with trio.CancelScope(deadline=self._written_at + self._heartbeat_s):
                 try:
@@ -88,7 +90,10 @@ class EventBody:
                 if not records:
                     raise StopAsyncIteration
                 self._handed_on = records[-1].n
-                return self._encode_all(records)
+                data = self._encode_all(records)
+                self._wrote = bool(data)
+                return data
+        self._wrote = True
         return self._encoder.ping(ids=self._event_id is not None)
 
     # --- at once: see `AtOnce` ---
@@ -97,8 +102,10 @@ class EventBody:
         if self._direct is None or not self._direct.ready:
             return None
         data = self._encode_all(records)
+        if not data:
+            return True
         self._written_at = records[-1].at
-        return not data or self._direct.send_nowait(data)
+        return self._direct.send_nowait(data)
 
     async def flush(self) -> None:
         assert self._direct is not None
