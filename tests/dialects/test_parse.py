@@ -124,6 +124,8 @@ def test_other_spellings(parse):
     assert parse(stop="x").stop == ("x",)
     assert parse(stop=[]).stop == ()
     assert parse(top_k=-1).sampling.top_k == 0
+    assert parse(top_k=1 << 31).sampling.top_k == 0
+    assert parse(top_k=(1 << 31) - 1).sampling.top_k == (1 << 31) - 1
     assert parse(repeat_penalty=1.5).sampling.repetition_penalty == 1.5
     assert parse(repeat_penalty=1.5, repetition_penalty=1.2).sampling.repetition_penalty == 1.2
     assert parse(max_completion_tokens=5).max_tokens == 5

@@ -87,7 +87,7 @@ def _sampling(fields: Fields) -> Sampling:
     penalty = fields.number("repetition_penalty", above=0)
     return Sampling(
         temperature=fields.number("temperature", least=0, most=2),
-        top_k=0 if top_k == -1 else top_k,  # -1 is how other servers spell "all"
+        top_k=_top_k(top_k),
         top_p=fields.number("top_p", above=0, most=1),
         min_p=fields.number("min_p", least=0, most=1),
         typical_p=fields.number("typical_p", above=0, most=1),
@@ -101,6 +101,11 @@ def _sampling(fields: Fields) -> Sampling:
         logit_bias=_logit_bias(fields),
         banned_strings=_strings(fields, "banned_strings", "ban everything") or None,
     )
+
+
+def _top_k(asked: int | None) -> int | None:
+    """-1 is how other servers spell "all"; so is what is more than any vocabulary, and more than engines can count."""
+    return 0 if asked == -1 or (asked or 0) > INT32_MAX else asked
 
 
 def _xtc(fields: Fields) -> Xtc | None:
