@@ -162,6 +162,8 @@ def test_reasoning_and_calls_are_as_in_a_chunk() -> None:
 def test_several_choices_have_all_their_reasons() -> None:
     end = json.loads(Encoder("a", "s").end(9, ("length", "stop"), Usage()))
     assert (end["finish_reason"], end["finish_reasons"]) == ("length", ["length", "stop"])
+    end = json.loads(Encoder("a", "s").end(9, ("stop", "cancelled"), Usage()))
+    assert end["finish_reason"] == "cancelled", "as a whole it was"
 
 
 def test_log_probabilities_are_the_chat_dialects() -> None:

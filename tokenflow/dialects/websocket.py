@@ -231,7 +231,8 @@ class Encoder:
 
     def end(self, n: int, reasons: Sequence[FinishReason], usage: Usage) -> str:
         """The end that went well, or by the client's own cancel."""
-        said: dict[str, Any] = {"done": True, "finish_reason": reasons[0]}
+        whole = "cancelled" if "cancelled" in reasons else reasons[0]
+        said: dict[str, Any] = {"done": True, "finish_reason": whole}
         if len(reasons) > 1:
             said["finish_reasons"] = list(reasons)
         return self._with(n, said | {"usage": usage_object(usage)})
