@@ -20,3 +20,9 @@ async def test_an_engine_that_restarts_is_waited_for(autojump_clock: MockClock) 
         assert (event, retry) == ("event: error", "retry: 1000") and '"code":"engine_unavailable"' in data
         assert (await client.post("/generate", json={"prompt": "hello"})).status_code == 503
         assert (await client.get("/stream?prompt=hello&model=nothing")).status_code == 404, "waiting would not help"
+
+
+async def test_what_is_in_the_query_twice_is_refused(autojump_clock: MockClock) -> None:
+    async with open_rig() as r:
+        answer = await create_app(r.service).test_client().get("/stream?prompt=hello&stop=a&stop=b")
+        assert (answer.status_code, (await answer.get_json())["error"]["param"]) == (400, "stop")

@@ -115,7 +115,7 @@ def _without_frames(error: Exception) -> None:
 
 async def _refuse_codings() -> None:
     """A compressed body is not read (RFC 9110, 15.5.16): better said so than by the JSON reader."""
-    if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
+    if any(coding.strip().lower() not in ("", "identity") for coding in request.headers.getlist("Content-Encoding")):
         raise UnsupportedMediaType("The body must not be compressed; send it without Content-Encoding.")
 
 

@@ -66,6 +66,8 @@ async def _event_source(service: Service) -> Response:
     if last:
         id, after = parse_event_id(last)
         return _read_on(service, service.stream(id, g.key), after, TOKENS)
+    if twice := [name for name in request.args if len(request.args.getlist(name)) > 1]:
+        raise InvalidRequest(f"'{twice[0]}' is in the query more than once.", param=twice[0])
     asked = parse_query(request.args)
     try:
         stream, reader = await service.open(asked, key=g.key, route="/stream")
