@@ -34,7 +34,7 @@ def test_every_route() -> None:
     config = Config()
     app = create_app(Service(replace(config, server=replace(config.server, debug=True)), {}, Feeds({})))
     routes = {re.sub("<(path:)?id>", "{id}", rule.rule) for rule in app.url_map.iter_rules()}
-    assert [route for route in sorted(routes) if f"{route}`" not in REFERENCE] == []
+    assert [route for route in sorted(routes) if not re.search(f"[ `]{re.escape(route)}`", REFERENCE)] == []
 
 
 def test_every_code() -> None:

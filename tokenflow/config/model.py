@@ -90,6 +90,8 @@ class HttpConfig:
     """Without keys: names, beside this machine's own, that a proxy serves it by. A request for another is a 421."""
     cors_origins: tuple[Origin, ...] = ()
     """Origins of pages that may read its answers (CORS), like `https://chat.example.org`; `*`: any. Empty: off."""
+    page: bool = True
+    """`/` is a page to talk to the models with. It asks for a key where there are keys; it needs none itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from tokenflow.http.auth import OPEN, authenticate
 from tokenflow.http.connection import Connection
 from tokenflow.http.framework import App
 from tokenflow.http.pages import Pages
-from tokenflow.http.routes import debug, generation, models, probes, streams, tokens, ws
+from tokenflow.http.routes import debug, generation, models, page, probes, streams, tokens, ws
 from tokenflow.http.transport import ClientDisconnected, Traffic
 from tokenflow.http.websocket import WebsocketConnection
 from tokenflow.service.service import Service, new_id
@@ -57,7 +57,8 @@ def create_app(service: Service, traffic: Traffic | None = None) -> App:
             assert paths is not None
             methods = ", ".join(sorted(paths.allowed_methods()))
             return nothing({"Allow": methods} | pages.preflight(request.headers, methods))
-        authenticate(request, service.config.auth)
+        if request.endpoint != page.ENDPOINT:
+            authenticate(request, service.config.auth)
         return None
 
     async def tell_browsers(response: Response) -> Response:
@@ -74,6 +75,8 @@ def create_app(service: Service, traffic: Traffic | None = None) -> App:
     for routes in (generation, streams, models, tokens, debug, ws):
         routes.register(app, service)
     probes.register(app, service, traffic)
+    if service.config.http.page:
+        page.register(app)
     return app
 
 
