@@ -25,12 +25,11 @@ import trio
 from tokenflow_synthetic import generate
 
 from tests.cutproxy import Cut, cutting
+from tests.e2e.chromium import ALONE, PATIENCE_S
 from tests.e2e.conftest import serving
 from tests.e2e.proxies import KINDS, REPLICA, Replicas, binary, fronted, replicas
 from tests.e2e.wire import ask
 
-PATIENCE_S = 30.0
-"""A browser takes some seconds to start on a busy machine."""
 TOKENS = 60
 PAGE = """<!doctype html>
 <meta charset="utf-8">
@@ -79,21 +78,6 @@ const socket = () => new Promise((resolve) => {
 """Asks a server that is not its own, at `SERVER`."""
 RETRY = b"c\r\nretry: 50\n\n\r\n"
 """A chunk of its own."""
-ALONE = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-extensions",
-    "--disable-sync",
-    "--host-resolver-rules=MAP rebound.test 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
-"""The page and nothing else."""
 
 
 class Site:
