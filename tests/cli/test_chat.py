@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import socket
 import subprocess
@@ -23,6 +25,11 @@ from tests.e2e.conftest import serving
 from tokenflow.cli import chat
 from tokenflow.cli.chat import converse, printable, say
 from tokenflow.cli.talk import ChatError, Reply, Talk
+
+try:
+    import readline
+except ImportError:
+    readline = None
 
 URL = "http://server:1"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -133,6 +140,20 @@ async def test_what_nobody_asked_for_is_sent_where_the_model_can_do_it(response:
     await ask(server.talk(usual={"temperature": 0.3}))
     assert [request.url.path for request in server.requests] == ["/v1/models", "/v1/chat/completions"]
     assert server.bodies()[0].get("temperature") == sent.get("temperature")
+
+
+@pytest.mark.parametrize(
+    ("response", "sent"),
+    [
+        (models(m=[]), 1024),
+        (models(m=[], own={"max_tokens": 99}), None),
+        (httpx2.Response(404), 1024),
+    ],
+)
+async def test_an_answer_is_as_long_as_the_models_default(response: httpx2.Response, sent: int | None) -> None:
+    server = Server(response, answer())
+    await ask(server.talk(usual={"max_tokens": 1024}))
+    assert server.bodies()[0].get("max_tokens") == sent
 
 
 async def test_what_was_asked_for_is_sent() -> None:
@@ -247,6 +268,30 @@ async def test_ctrl_c_closes_the_response() -> None:
     assert body.closed
 
 
+async def test_who_is_met_before_anything_is_asked() -> None:
+    offered = models(first=[], second=[])
+    assert (await Server(offered).talk(model=None).meet()).model == "first"
+    assert (await Server(offered).talk(model="second").meet()).model == "second"
+    assert (await Server(httpx2.Response(404)).talk().meet()).model == "m"  # another server may list none
+
+
+MANY = httpx2.Response(200, json={"data": [{"id": f"m{number}"} for number in range(30)]})
+STRANGERS = {
+    "another model": (models(first=[], second=[]), {}, 'no model "m" is served there; there is first, second'),
+    "none of many": (MANY, {}, 'no model "m" is served there; there is m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, …'),
+    "no model": (httpx2.Response(200, json={"data": []}), {"model": None}, "the server lists no models"),
+    "no key": (httpx2.Response(401), {}, "the server wants an API key; pass --key, or set TOKENFLOW_KEY"),
+    "a broken key": (models(m=[]), {"key": "ké"}, "the API key is empty or has a character that no key has"),
+}
+
+
+@pytest.mark.parametrize(("response", "changes", "message"), STRANGERS.values(), ids=STRANGERS)
+async def test_who_cannot_be_talked_with(response: httpx2.Response, changes: dict, message: str) -> None:
+    with pytest.raises(ChatError) as caught:
+        await Server(response).talk(**changes).meet()
+    assert caught.value.message.startswith(message)
+
+
 # --- in the terminal ------------------------------------------------------------------------------------------------
 
 
@@ -280,16 +325,55 @@ def test_a_line_end_follows_what_was_shown(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == ""
 
 
-CUT = [chunk("to"), chunk(finish_reason="length") + b"data: [DONE]\n\n"]
+def cut(**usage: int) -> httpx2.Response:
+    counts = f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode() if usage else b""
+    return answer([chunk("to"), chunk(finish_reason="length"), counts + b"data: [DONE]\n\n"])
 
 
 def test_an_answer_that_its_length_cut_says_so_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
-    say(Server(answer(CUT)).talk(), HELLO)
+    say(Server(cut()).talk(), HELLO)
     shown = capsys.readouterr()
     assert shown.out == "to\n"
     assert shown.err == "(cut short: --max-tokens, the server or the context allows no more)\n"
     say(Server(answer()).talk(), HELLO)
     assert capsys.readouterr().err == ""
+
+
+WHY_CUT = {
+    "an option": ({"max_tokens": 5}, {}, {"completion_tokens": 5}, "--max-tokens is 5"),
+    "no option": ({}, {}, {"completion_tokens": 7}, "the server or the context allows no more"),
+    "the context": (
+        {"max_tokens": 6},
+        {"context_length": 9},
+        {"prompt_tokens": 3, "completion_tokens": 6},
+        "the model's context of 9 tokens is full",
+    ),
+    "the model's default": (
+        {},
+        {"defaults": {"max_tokens": 7}},
+        {"completion_tokens": 7},
+        "the server's default for this model is 7 tokens; --max-tokens asks for more",
+    ),
+    "the server": (
+        {"max_tokens": 50},
+        {"context_length": 99},
+        {"prompt_tokens": 3, "completion_tokens": 20},
+        "the server allows no more than 20 tokens",
+    ),
+    "the server, or a context that is not told": (
+        {"max_tokens": 50},
+        {},
+        {"completion_tokens": 20},
+        "the server or the context allows no more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "listed", "usage", "why"), WHY_CUT.values(), ids=WHY_CUT)
+async def test_what_cut_an_answer(options: dict, listed: dict, usage: dict, why: str) -> None:
+    server = Server(httpx2.Response(200, json={"data": [{"id": "m"} | listed]}), cut(**usage))
+    reply, _ = await ask(server.talk(options=options, usual={"temperature": 0.3}))
+    assert reply.why_cut.startswith(why)
 
 
 def typing(*lines: str | BaseException) -> Callable[[str], str]:
@@ -339,10 +423,46 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 
 def test_a_new_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     server = Server(answer(), answer())
-    converse(server.talk(), [SYSTEM], typing("hello", " /new ", "/news"))
-    assert server.bodies()[1]["messages"] == [SYSTEM, {"role": "user", "content": "/news"}]
+    converse(server.talk(), [SYSTEM], typing("hello", " /new ", "again"))
+    assert server.bodies()[1]["messages"] == [SYSTEM, {"role": "user", "content": "again"}]
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("token\ntoken\n\n", "(a new conversation)\n")
+
+
+@pytest.mark.parametrize("line", ["/bye", "/exit", "/quit "])
+def test_leaving(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    converse(server.talk(), [], typing(line, "never read"))
+    assert (server.requests, capsys.readouterr()) == ([], ("", ""))
+
+
+NOT_SENT = {
+    "/news": "/news is none of /help's",
+    "/set temperature 1": "/set is none of /help's",
+    "/?": "/? is none of /help's",
+    "/new and now?": "/new stands alone on its line",
+}
+
+
+@pytest.mark.parametrize(("line", "why"), NOT_SENT.items(), ids=NOT_SENT)
+def test_a_command_that_is_none_is_named_and_not_sent(line: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    converse(server.talk(), [], typing(line))
+    assert server.requests == []
+    assert capsys.readouterr().err == f"(not sent: {why}; with a blank before it the line is sent)\n"
+
+
+@pytest.mark.parametrize("line", ["/etc/hosts is what?", " /news", "/ is a root", "a /b"])
+def test_other_slashes_are_sent(line: str) -> None:
+    server = Server(answer())
+    converse(server.talk(), [], typing(line))
+    assert server.bodies()[0]["messages"] == [{"role": "user", "content": line}]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    converse(Server().talk(), [], typing("/help"))
+    said = capsys.readouterr().err
+    assert all(word in said for word in ("/new ", "/bye ", "/exit", "/quit", "/help ", "Ctrl-C", "Ctrl-D"))
 
 
 def too_long(status: int, **error: str) -> httpx2.Response:
@@ -397,8 +517,8 @@ def test_options(run, talks) -> None:
 
 def test_environment(run, talks) -> None:
     run("chat", "hello", env={"TOKENFLOW_URL": "http://h:2", "TOKENFLOW_KEY": "k"})
-    options, usual = {"max_tokens": 1024}, {"temperature": 0.3}
-    assert talks == [(Talk(url="http://h:2", key="k", options=options, usual=usual), HELLO)]
+    usual = {"max_tokens": 1024, "temperature": 0.3}
+    assert talks == [(Talk(url="http://h:2", key="k", usual=usual), HELLO)]
 
 
 @pytest.mark.parametrize("value", ["-0.1", "2.1", "hot"])
@@ -439,12 +559,50 @@ def test_interrupted(run, talks) -> None:
     assert run("chat", "interrupt me").exit_code == 130
 
 
-def test_a_terminal_is_a_conversation(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    conversations = []
-    monkeypatch.setattr(chat, "converse", lambda talk, history: conversations.append(history))
+@pytest.fixture
+def conversations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, list]]:
+    """The model and the opening of each conversation, in a terminal."""
+    begun: list[tuple[str | None, list]] = []
+    monkeypatch.setattr(chat, "converse", lambda talk, opening: begun.append((talk.model, opening)))
     monkeypatch.setattr(chat, "_is_terminal", lambda: True)
-    run("chat", "--system", "Be brief.")
-    assert conversations == [[{"role": "system", "content": "Be brief."}]]
+    return begun
+
+
+def test_a_terminal_is_a_conversation(run, conversations, folder: Path) -> None:
+    with serving(folder, CONFIG) as server:
+        result = run("chat", "--system", "Be brief.", "--url", server.url)
+        assert result.stderr == f"Talking to m on {server.url}; /help says more, /bye or Ctrl-D leaves.\n"
+        assert conversations == [("m", [SYSTEM])]
+        result = run("chat", "--model", "n", "--url", server.url)
+    assert (result.exit_code, result.stderr) == (1, 'tokenflow: no model "n" is served there; there is m\n')
+    result = run("chat", "--url", server.url)
+    assert result.exit_code == 1 and result.stderr.startswith(f"tokenflow: cannot reach {server.url}")
+    assert len(conversations) == 1
+
+
+@pytest.mark.skipif("GNU readline" not in (getattr(readline, "__doc__", None) or ""), reason="there is no GNU readline")
+def test_a_pasted_text_of_several_lines_is_one_message() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
+        server.asked = []
+        threading.Thread(target=server.serve_forever).start()
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "tokenflow", "chat", "--url", f"http://127.0.0.1:{server.server_port}"]
+        env = {**os.environ, "TERM": "xterm"}
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True)
+        try:
+            os.close(theirs)
+            for awaited, typed in ((b"\x1b[?2004h> ", b"\x1b[200~a\rb\x1b[201~\r"), (b"token\r\n", b"/bye\r")):
+                shown = b""
+                while awaited not in shown:
+                    shown += os.read(ours, 4096)
+                os.write(ours, typed)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
+            server.shutdown()
+    assert [message["content"] for body in server.asked for message in body["messages"]] == ["a\nb"]
 
 
 def test_nobody_listens(run) -> None:
@@ -506,6 +664,25 @@ async def test_the_command_over_a_connection_that_is_cut(tmp_path: Path) -> None
             direct = await trio.run_process([*command, server.url], capture_stdout=True)
     assert through.stdout == direct.stdout
     assert "fin" in [connection.ended for connection in proxy.log]
+
+
+class Whole(BaseHTTPRequestHandler):
+    """Lists a model, and answers."""
+
+    def do_GET(self) -> None:
+        self.answer("application/json", b'{"data": [{"id": "m"}]}')
+
+    def do_POST(self) -> None:
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.answer("text/event-stream", b"".join(WHOLE))
+
+    def answer(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,10 +16,19 @@ from tokenflow.cli.group import INTERRUPTED
 if TYPE_CHECKING:
     from tokenflow.cli.talk import Message, Reply, Talk
 
-TEMPERATURE = 0.3
-"""Small models talk nonsense at 1."""
+USUAL = {"max_tokens": 1024, "temperature": 0.3}
+"""Where neither the command line nor the model's defaults say it. Small models talk nonsense at 1."""
 NEW = "/new"
-"""The line that begins a new conversation."""
+LEAVE = ("/bye", "/exit", "/quit")
+HELP = "/help"
+COMMAND = re.compile(r"/[A-Za-z?]+(?!\S)")
+"""What a line begins with that is not sent: a word, and no path like /etc/hosts."""
+SAYS_MORE = f"""\
+{NEW}   begins a new conversation
+{LEAVE[0]}   leaves; so do {", ".join(LEAVE[1:])} and Ctrl-D
+{HELP}  says this
+Ctrl-C ends an answer. {{paste}}
+What holds for the whole conversation is an option: tokenflow chat --help"""
 
 
 @click.command("chat")
@@ -28,11 +37,15 @@ NEW = "/new"
 @click.option("--model", help="The model's id; the server's first otherwise.")
 @click.option("--key", envvar="TOKENFLOW_KEY", show_envvar=True, help="API key.")
 @click.option("--system", help="A system message in front.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=1024, show_default=True)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    help=f"Left out: the model's own default, else {USUAL['max_tokens']}.",
+)
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 2),
-    help=f"Left out: the model's own default, else {TEMPERATURE}, where its engine has one.",
+    help=f"Left out: the model's own default, else {USUAL['temperature']}, where its engine has one.",
 )
 @click.pass_context
 def chat_command(
@@ -42,7 +55,7 @@ def chat_command(
     model: str | None,
     key: str | None,
     system: str | None,
-    max_tokens: int,
+    max_tokens: int | None,
     temperature: float | None,
 ) -> None:
     """Ask a server and show the answer as it comes.
@@ -50,16 +63,21 @@ def chat_command(
     Without MESSAGE it is a conversation; what comes through a pipe is the message.
 
     Ctrl-C ends the answer: the server stops generating. In a conversation you are back at the prompt; there a line
-    /new begins a new conversation, with the same --system, and Ctrl-D leaves.
+    /new begins a new conversation, with the same --system, /bye or Ctrl-D leaves, and /help has the rest.
     """
     from tokenflow.cli.talk import ChatError, Talk  # here, for the HTTP client is slow to import
 
-    given = {} if temperature is None else {"temperature": temperature}
-    usual = {} if given else {"temperature": TEMPERATURE}
+    options = {"max_tokens": max_tokens, "temperature": temperature}
+    given = {name: value for name, value in options.items() if value is not None}
+    usual = {name: value for name, value in USUAL.items() if name not in given}
     url = url.rstrip("/").removesuffix("/v1")  # as it is given to an SDK
-    talk = Talk(url=url, key=key, model=model, options={"max_tokens": max_tokens} | given, usual=usual)
+    talk = Talk(url=url, key=key, model=model, options=given, usual=usual)
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if message is None and _is_terminal():
+        talk = trio.run(talk.meet)
+        click.echo(
+            f"Talking to {printable(talk.model or '')} on {url}; /help says more, /bye or Ctrl-D leaves.", err=True
+        )
         converse(talk, opening)
         return
     text = message if message is not None else _piped()
@@ -86,8 +104,7 @@ def converse(talk: Talk, opening: list[Message], ask_for: Callable[[str], str] =
     The prompt is the terminal's own, outside of Trio: line editing works, and Ctrl-C there is an ordinary
     KeyboardInterrupt. Only the answer runs in Trio.
     """
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # arrow keys and history for input()
+    pasted = _edited()
     said: list[Message] = []
     while True:
         try:
@@ -98,11 +115,32 @@ def converse(talk: Talk, opening: list[Message], ask_for: Callable[[str], str] =
         except KeyboardInterrupt:
             click.echo("\n(Ctrl-D leaves)")
             continue
-        if text.strip() == NEW:
+        line = text.strip()
+        if line in LEAVE:
+            return
+        if line == NEW:
             said.clear()
             click.echo("(a new conversation)", err=True)
-        elif text.strip():
+        elif line == HELP:
+            paste = "A pasted text of several lines is one message." if pasted else "Each line is a message of its own."
+            click.echo(SAYS_MORE.format(paste=paste), err=True)
+        elif word := COMMAND.match(text):
+            why = "stands alone on its line" if word[0] in (NEW, HELP, *LEAVE) else f"is none of {HELP}'s"
+            click.echo(f"(not sent: {word[0]} {why}; with a blank before it the line is sent)", err=True)
+        elif line:
             said += _turn(talk, opening, said, text)
+
+
+def _edited() -> bool:
+    """Give input() arrow keys and history; whether a pasted text of several lines is one message."""
+    try:
+        import readline
+    except ImportError:
+        return False
+    if "libedit" in (readline.__doc__ or ""):
+        return False
+    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
+    return True
 
 
 def _turn(talk: Talk, opening: list[Message], said: list[Message], text: str) -> list[Message]:
@@ -152,7 +190,7 @@ def say(talk: Talk, messages: list[Message]) -> Reply:
         if begun:
             click.echo()
     if reply.finish_reason == "length":
-        click.echo("(cut short: --max-tokens, the server or the context allows no more)", err=True)
+        click.echo(f"(cut short: {reply.why_cut})", err=True)
     return reply
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import httpx2
 import trio
@@ -19,6 +20,9 @@ from tokenflow.client import BadAnswer, Client, ClientError, CutOff, ServerError
 from tokenflow.errors import TokenflowError
 
 Message = Mapping[str, str]
+
+LISTED = 10
+"""So many models are named where another was asked for."""
 
 
 class ChatError(TokenflowError):
@@ -37,6 +41,17 @@ class Reply:
     interrupted: bool = False
     killed_by: int | None = None
     """The signal that is to end the program too, once the server knows."""
+    why_cut: str = ""
+    """Of an answer with the finish reason `length`: what allowed no more, as far as it can be known here."""
+
+
+class Question(NamedTuple):
+    """What is sent beside the messages."""
+
+    model: str
+    options: dict[str, float]
+    entry: Mapping[str, Any]
+    """The model as the server lists it; empty where nobody asked, or it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +68,24 @@ class Talk:
     """Sent too, each where the model can do it and has no default of its own: nobody asked for them."""
     transport: httpx2.AsyncBaseTransport | None = None
     """Instead of the network."""
+
+    async def meet(self) -> Talk:
+        """The same with its model's name: what is wrong with the server or the model is known before anything is asked.
+
+        Raises:
+            ChatError: what is.
+        """
+        self._check([])
+        try:
+            async with self._client() as client:
+                offered = await self._offered(client)
+        except ClientError as exc:
+            raise self._error(exc) from exc
+        ids = [str(entry["id"]) for entry in offered]
+        if self.model and ids and self.model not in ids:
+            more = ", …" if len(ids) > LISTED else ""
+            raise ChatError(f'no model "{self.model}" is served there; there is {", ".join(ids[:LISTED])}{more}')
+        return replace(self, model=self.model or ids[0])
 
     async def ask(
         self, messages: list[Message], show: Callable[[str], None], think: Callable[[str], None] = lambda text: None
@@ -102,9 +135,9 @@ class Talk:
         self, messages: list[Message], reply: Reply, show: Callable[[str], None], think: Callable[[str], None]
     ) -> ChatError | None:
         try:
-            async with Client(self.url, self.key, transport=self.transport) as client:
-                model, options = await self._question(client)
-                async with client.chat(messages, model=model, **options) as stream:
+            async with self._client() as client:
+                question = await self._question(client)
+                async with client.chat(messages, model=question.model, **question.options) as stream:
                     async for delta in stream:
                         if delta.reasoning:
                             think(delta.reasoning)
@@ -112,29 +145,43 @@ class Talk:
                             reply.text += delta.text
                             show(delta.text)
                     reply.finish_reason, reply.done = stream.finish_reason, True
+                    if reply.finish_reason == "length":
+                        reply.why_cut = why_cut(question, stream.usage or {})
         except ClientError as exc:
-            error = ChatError(_advice(exc, self.key))
-            error.__cause__ = exc
-            return error
+            return self._error(exc)
         return None
 
-    async def _question(self, client: Client) -> tuple[str, dict[str, float]]:
-        """Which model is asked, and with which options."""
-        if self.model and not self.usual:
-            return self.model, dict(self.options)
+    def _client(self) -> Client:
+        return Client(self.url, self.key, transport=self.transport)
+
+    def _error(self, exc: ClientError) -> ChatError:
+        error = ChatError(_advice(exc, self.key))
+        error.__cause__ = exc
+        return error
+
+    async def _offered(self, client: Client) -> list[dict[str, Any]]:
+        """The models that the server lists; with one's name given there may be none."""
         try:
             offered = await client.listing()
-        except (ServerError, BadAnswer):
-            if not self.model:
+        except (ServerError, BadAnswer) as exc:
+            if not self.model or (isinstance(exc, ServerError) and exc.status == 401):
                 raise
-            offered = []  # another server may list none; what else is wrong, the question will be told
+            return []  # another server may list none; what else is wrong, the question will be told
         if not self.model and not offered:
             raise ServerError("the server lists no models")
+        return offered
+
+    async def _question(self, client: Client) -> Question:
+        """Which model is asked, and with which options."""
+        if self.model and not self.usual:
+            return Question(self.model, dict(self.options), {})
+        offered = await self._offered(client)
         model = self.model or str(offered[0]["id"])
         entry = next((entry for entry in offered if entry["id"] == model), {})
-        can, own = entry.get("capabilities"), entry.get("defaults")
-        sent = set(can if isinstance(can, list) else ()) - set(own if isinstance(own, dict) else ())
-        return model, {name: value for name, value in self.usual.items() if name in sent} | dict(self.options)
+        can = entry.get("capabilities")
+        sent = {"max_tokens", *(can if isinstance(can, list) else ())} - set(_own(entry))
+        usual = {name: value for name, value in self.usual.items() if name in sent}
+        return Question(model, usual | dict(self.options), entry)
 
 
 async def _interrupt(signals: AsyncIterator[int], reply: Reply, scope: trio.CancelScope) -> None:
@@ -142,6 +189,29 @@ async def _interrupt(signals: AsyncIterator[int], reply: Reply, scope: trio.Canc
         reply.interrupted = True
         reply.killed_by = None if number == signal.SIGINT else number
         scope.cancel()
+
+
+def _own(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The defaults that the server has for a model."""
+    own = entry.get("defaults")
+    return own if isinstance(own, dict) else {}
+
+
+def why_cut(question: Question, usage: Mapping[str, Any]) -> str:
+    """What allowed no more than these tokens; where it could be more than one thing, all of them."""
+    made, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+    context = question.entry.get("context_length")
+    if not isinstance(made, int):
+        return "--max-tokens, the server or the context allows no more"
+    room = context - prompt if isinstance(context, int) and isinstance(prompt, int) else None
+    if room is not None and made >= room:
+        return f"the model's context of {context} tokens is full"
+    asked, own = question.options.get("max_tokens"), _own(question.entry).get("max_tokens")
+    if asked is not None and made >= asked:
+        return f"--max-tokens is {asked}"
+    if asked is None and isinstance(own, int) and made >= own:
+        return f"the server's default for this model is {own} tokens; --max-tokens asks for more"
+    return f"the server allows no more than {made} tokens" if room else "the server or the context allows no more"
 
 
 def is_too_long(error: ChatError) -> bool:
