@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -532,6 +533,58 @@ def test_a_pipe_is_the_message(run, talks) -> None:
     assert talks[0][1] == HELLO
 
 
+@pytest.mark.parametrize("piped", ["some text\n", "some text"])
+def test_a_pipe_comes_before_the_message(piped: str, run, talks) -> None:
+    run("chat", "hello", input=piped)
+    run("chat", "", input=piped)
+    assert [messages[0]["content"] for _, messages in talks] == ["some text\n\nhello", "some text"]
+
+
+def test_an_empty_pipe_leaves_the_message_as_it_is(run, talks) -> None:
+    run("chat", " hello\n", input="\n")
+    assert talks[0][1] == [{"role": "user", "content": " hello\n"}]
+
+
+@pytest.fixture
+def inherited(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Gives the command another standard input, by its number."""
+    with ExitStack() as stack:
+        monkeypatch.setattr(chat, "SOON_S", 0.0)
+        yield lambda number: monkeypatch.setattr("sys.stdin", stack.enter_context(open(number, encoding="utf-8")))
+
+
+def test_what_cron_and_ci_leave_there_is_no_wait(inherited, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes").write_text("some text")
+    closed, ours = os.pipe()
+    os.close(ours)
+    numbers = [closed, os.open(os.devnull, os.O_RDONLY), os.open(tmp_path / "notes", os.O_RDONLY)]
+    read = []
+    for number in numbers:
+        inherited(number)
+        assert chat._to_come()
+        read.append(chat._piped())
+    assert read == ["", "", "some text"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_pipe_that_says_nothing_is_waited_for_and_that_is_said(inherited, capsys: pytest.CaptureFixture[str]) -> None:
+    silent, ours = os.pipe()
+    inherited(silent)
+    assert chat._to_come()
+    os.close(ours)
+    assert "give `< /dev/null` where nothing is to come" in capsys.readouterr().err
+
+
+def test_a_socket_that_says_nothing_is_not_waited_for(inherited, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        inherited(theirs.detach())
+        assert not chat._to_come()
+        assert capsys.readouterr().err == "(nothing comes through standard input: asked without it)\n"
+        ours.sendall(b"some text")
+        assert chat._to_come()
+
+
 def test_a_pipe_of_any_bytes_is_a_message(run, talks) -> None:
     run("chat", input=b"\xff\r\n")
     assert talks[0][1] == [{"role": "user", "content": "\udcff\n"}]
@@ -552,7 +605,7 @@ def test_the_help_says_how_to_begin_anew(run) -> None:
 
 def test_no_standard_input_is_an_empty_message(run, talks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    assert not chat._is_terminal() and chat._piped() == ""
+    assert not chat._is_terminal() and not chat._to_come() and chat._piped() == ""
 
 
 def test_interrupted(run, talks) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import select
+import stat
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -60,7 +63,11 @@ def chat_command(
 ) -> None:
     """Ask a server and show the answer as it comes.
 
-    Without MESSAGE it is a conversation; what comes through a pipe is the message.
+    What comes through a pipe, or out of a file, stands before MESSAGE; without MESSAGE it is the message. In a terminal
+    and without MESSAGE it is a conversation.
+
+    Standard input that is no terminal is read to its end: where it is meant for something else, in a loop or a script,
+    give `< /dev/null`. Only a socket, which ssh without -n leaves there, is not waited for beside a MESSAGE.
 
     Ctrl-C ends the answer: the server stops generating. In a conversation you are back at the prompt; there a line
     /new begins a new conversation, with the same --system, /bye or Ctrl-D leaves, and /help has the rest.
@@ -80,7 +87,11 @@ def chat_command(
         )
         converse(talk, opening)
         return
-    text = message if message is not None else _piped()
+    if message is None:
+        text = _piped()
+    else:
+        before = "" if _is_terminal() or not _to_come() else _piped().rstrip()
+        text = "\n\n".join(part for part in (before, message) if part.strip())
     if not text.strip():
         raise ChatError("the message is empty; write one as an argument, or send one through a pipe")
     reply = say(talk, [*opening, {"role": "user", "content": text}])
@@ -90,6 +101,29 @@ def chat_command(
 
 def _is_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()  # there is none where the shell has closed it: `<&-`
+
+
+SOON_S = 2.0
+"""Standard input may be silent for so long before that is said."""
+
+
+def _to_come() -> bool:
+    """Whether to read standard input to its end, beside a message.
+
+    A pipe's writer may take its time, so it is waited for; one that nobody closes looks the same, so that is said. A
+    socket is what ssh without -n and Node's child processes have there, and mostly for nothing.
+    """
+    try:
+        number = sys.stdin.fileno()
+    except (AttributeError, OSError):
+        return sys.stdin is not None
+    if select.select([number], [], [], SOON_S)[0]:
+        return True
+    if stat.S_ISSOCK(os.fstat(number).st_mode):
+        click.echo("(nothing comes through standard input: asked without it)", err=True)
+        return False
+    click.echo("(waiting for standard input to end; give `< /dev/null` where nothing is to come)", err=True)
+    return True
 
 
 def _piped() -> str:
