@@ -181,6 +181,21 @@ def test_none_at_all(run, folder: Path) -> None:
     )
 
 
+STRAY = "environment TOKENFLOW_SERVER_PORT: no variable of tokenflow's, so it is ignored; "
+
+
+def test_a_variable_that_is_none_is_told(run, folder: Path) -> None:
+    result = run("config", "check", env={"TOKENFLOW_SERVER_PORT": "9"})
+    assert result.exit_code == 0
+    assert result.stderr == f"tokenflow: {STRAY}did you mean TOKENFLOW_SERVER__PORT?\n"
+
+
+def test_serve_logs_it(run, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenflow.cli.serve.start_logging", lambda level: None)
+    run("serve", "--set", "server.port=x", env={"TOKENFLOW_SERVER_PORT": "9"})
+    assert [record.getMessage() for record in caplog.records] == [f"{STRAY}did you mean TOKENFLOW_SERVER__PORT?"]
+
+
 # --- plugins --------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tokenflow.config import Flag, Loaded, load
+from tokenflow.config import Flag, Loaded, load, strays
 from tokenflow.config.raw import PREFIX
 from tokenflow.engines.registry import Registry
 from tokenflow.errors import StartupError
@@ -42,14 +42,28 @@ def config_options(command: F) -> F:
     return config_option(set_option(command))
 
 
+def tell(text: str) -> None:
+    """A line for people on standard error."""
+    click.echo(f"tokenflow: {text}", err=True)
+
+
 def open_config(
-    path: Path | None, sets: Iterable[str], flags: Mapping[str, Flag] | None = None, *, look: bool = False
+    path: Path | None,
+    sets: Iterable[str],
+    flags: Mapping[str, Flag] | None = None,
+    *,
+    look: bool = False,
+    warn: Callable[[str], None] = tell,
 ) -> tuple[Loaded, Registry]:
     """Load the configuration and the plugins that it names; `look` whether its files are there.
+
+    Variables that are ignored go to `warn`.
 
     Raises:
         ConfigError: it does not hold.
     """
+    for text in strays(os.environ):
+        warn(text)
     registry = Registry()
     overrides = _overrides(sets) | dict(flags or {})
     found = find_config(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 from collections.abc import Set
 from functools import partial
 from ipaddress import ip_address
@@ -16,6 +17,8 @@ import trio
 from tokenflow.cli.logs import log_level_option, start_logging
 from tokenflow.cli.options import config_options, open_config
 from tokenflow.config import Config, Flag
+
+log = logging.getLogger(__name__)
 
 
 @click.command("serve")
@@ -31,7 +34,7 @@ def serve_command(path: Path | None, sets: tuple[str, ...], host: str | None, po
     start_logging(log_level)
     flags = {"server.host": Flag("--host", host), "server.port": Flag("--port", port)}
     given = {key: flag for key, flag in flags.items() if flag.value is not None}
-    loaded, registry = open_config(path, sets, given, look=True)
+    loaded, registry = open_config(path, sets, given, look=True, warn=log.warning)
     from tokenflow.http.serve import run  # here, so that the other commands start without the web framework
 
     trio.run(partial(run, loaded.config, registry, on_ready=partial(announce, loaded.config)))

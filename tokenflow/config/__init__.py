@@ -17,6 +17,7 @@ from tokenflow.config.raw import Flag
 from tokenflow.config.rules import is_loopback
 from tokenflow.config.schema import schema
 from tokenflow.config.show import show
+from tokenflow.config.strays import strays
 from tokenflow.config.template import template
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "load",
     "schema",
     "show",
+    "strays",
     "template",
 ]
