@@ -144,6 +144,16 @@ WRONG = {
         "conf/x.toml:3: auth.keys[0].sha256: expected 64 hex digits, got 7 characters; "
         'make them with: printf %s "$KEY" | sha256sum',
     ),
+    "hash as sha256sum prints it": (
+        f'[[auth.keys]]\nname = "a"\nsha256 = "{HASH}  -"',
+        "conf/x.toml:3: auth.keys[0].sha256: expected 64 hex digits, got 67 characters; "
+        "leave out what sha256sum writes after them",
+    ),
+    "hash of nothing": (
+        '[[auth.keys]]\nname = "a"\nsha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"',
+        "conf/x.toml:3: auth.keys[0].sha256: it is the hash of an empty text, which is no key; set KEY before it is "
+        "hashed: read -rs KEY",
+    ),
     "host with a port": (
         '[http]\nhosts = ["models.example.org:443"]',
         'conf/x.toml:2: http.hosts[0]: expected a host\'s name, got "models.example.org:443"; '

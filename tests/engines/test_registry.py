@@ -66,6 +66,7 @@ FAULTS = {
         "from tokenflow.api import hookimpl\n@hookimpl\ndef register_engine(): return []",
         "has a wrong hook: unknown hook 'register_engine'",
     ),
+    "no hook": ("def register_engines(): return []", "registers nothing; mark its register_engines or register_sinks"),
     "hook with arguments": (
         "from tokenflow.api import hookimpl\n@hookimpl\ndef register_engines(config): return []",
         "has a wrong hook: ",
@@ -139,10 +140,7 @@ def test_only_what_is_asked_for_is_loaded(install) -> None:
 
 
 def test_missing_plugin(empty: Registry, write) -> None:
-    line = (
-        'no plugin offers the engine "nope"; install the package that does (likely tokenflow-nope), or name its '
-        "file in [plugins] files "
-    )
+    line = 'no plugin offers the engine "nope"; install the package that does (likely tokenflow-nope), or name its file in [plugins] files '
     assert refusal(empty.engine, "nope") == line + "(installed: none)"
     empty.load_file(write("mine.py"))
     assert refusal(empty.engine, "nope") == line + "(installed: echo)"
@@ -193,7 +191,7 @@ def test_a_sink_is_no_engine(install) -> None:
 
 def test_an_empty_plugin_offers_nothing(install) -> None:
     install("tokenflow-tst", {"tst": "tst_plugin"}, tst_plugin="")
-    assert refusal(Registry().sink, "tst") == 'plugin "tst" offers no sink of that name; its sinks: none'
+    assert refusal(Registry().sink, "tst").startswith('plugin "tst" (tokenflow-tst 1.0) registers nothing; mark its ')
 
 
 def test_one_module_under_two_names(install) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -61,6 +62,18 @@ def _tls_is_whole(sections: Sections) -> Iterator[Finding]:
             yield Finding(("server", given), text, ("server", other))
 
 
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+
+
+def _keys_are_some(sections: Sections) -> Iterator[Finding]:
+    auth = sections.get("auth")
+    for index, key in enumerate(auth.keys if isinstance(auth, AuthConfig) else ()):
+        if key.sha256.lower() == EMPTY_SHA256:
+            path = ("auth", "keys", index, "sha256")
+            text = "it is the hash of an empty text, which is no key; set KEY before it is hashed: read -rs KEY"
+            yield Finding(path, text, path)
+
+
 def _keys_differ(sections: Sections) -> Iterator[Finding]:
     auth = sections.get("auth")
     seen: dict[str, int] = {}
@@ -90,6 +103,7 @@ def _defaults_within_their_max(sections: Sections) -> Iterator[Finding]:
 _RULES: tuple[Callable[[Sections], Iterator[Finding]], ...] = (
     _open_needs_keys,
     _tls_is_whole,
+    _keys_are_some,
     _keys_differ,
     _defaults_within_their_max,
 )

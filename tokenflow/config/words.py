@@ -7,6 +7,7 @@ sentence, so that a new one is clumsy at worst, never lost.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from typing import Any, NamedTuple
@@ -193,7 +194,7 @@ def _bound(text: str, key: str, unit: str = "") -> Callable[[Fault], Words]:
 def _pattern(fault: Fault) -> Words:
     pattern = fault.context["pattern"]
     if pattern == SHA256_PATTERN:
-        return Words("64 hex digits", 'make them with: printf %s "$KEY" | sha256sum')
+        return Words("64 hex digits", _hash(str(fault.value)))
     if pattern == NAME_PATTERN:
         return Words("letters, digits and _ only", _example(fault, "leave out the rest"))
     if pattern == HOST_PATTERN:
@@ -201,6 +202,12 @@ def _pattern(fault: Fault) -> Words:
     if pattern == ORIGIN_PATTERN:
         return Words("an origin", "write it as browsers do, without a path: https://chat.example.org")
     return Words(f"a text that matches {pattern}", _example(fault, "change it"))
+
+
+def _hash(text: str) -> str:
+    if re.fullmatch(f"{SHA256_PATTERN[1:-1]}\\s.*", text, re.DOTALL):
+        return "leave out what sha256sum writes after them"
+    return 'make them with: printf %s "$KEY" | sha256sum'
 
 
 def _choice(fault: Fault) -> Words:

@@ -34,6 +34,7 @@ OURS = {name: f"./plugins/{name}" for name in ("ledger", "llamacpp", "prometheus
     for name in ("exllamav2", "exllamav3")
 }
 """Plugins that are in the repository of tokenflow, and what pip takes to install them."""
+_HOOKS = ", ".join(sorted(hook for hook in vars(Hooks) if not hook.startswith("_")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +213,9 @@ class Registry:
         try:
             self._pluggy.register(module)
             self._pluggy.check_pending()  # a misspelt hook must fail, not be silently unused
+            if not self._pluggy.get_hookcallers(module):
+                hooks = _HOOKS.replace(", ", " or ")
+                raise PluginError(f'plugin "{name}" ({origin}) registers nothing; mark its {hooks} with @hookimpl')
             return Plugin(
                 name=name,
                 origin=origin,
@@ -221,8 +225,7 @@ class Registry:
         except pluggy.PluginValidationError as exc:
             self._forget(module)
             reason = str(exc).replace("\n", " ").strip()
-            hooks = ", ".join(sorted(hook for hook in vars(Hooks) if not hook.startswith("_")))
-            raise PluginError(f'plugin "{name}" ({origin}) has a wrong hook: {reason}; the hooks are {hooks}') from exc
+            raise PluginError(f'plugin "{name}" ({origin}) has a wrong hook: {reason}; the hooks are {_HOOKS}') from exc
         except PluginError:
             self._forget(module)
             raise
