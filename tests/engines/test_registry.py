@@ -140,7 +140,7 @@ def test_only_what_is_asked_for_is_loaded(install) -> None:
 
 
 def test_missing_plugin(empty: Registry, write) -> None:
-    line = 'no plugin offers the engine "nope"; install the package that does (likely tokenflow-nope), or name its file in [plugins] files '
+    line = 'no plugin offers the engine "nope"; install the package that does, or name its file in [plugins] files '
     assert refusal(empty.engine, "nope") == line + "(installed: none)"
     empty.load_file(write("mine.py"))
     assert refusal(empty.engine, "nope") == line + "(installed: echo)"

@@ -192,7 +192,7 @@ class Registry:
             way_out = f"install it from a clone of tokenflow: pip install {OURS[name]}"
         else:
             meant = f"did you mean {close[0]}? Otherwise install" if close else "install"
-            way_out = f"{meant} the package that does (likely tokenflow-{name})"
+            way_out = f"{meant} the package that does"
         return (
             f'no plugin offers the {kind} "{name}"; {way_out}, or name its file in [plugins] files '
             f"(installed: {', '.join(there) or 'none'})"
