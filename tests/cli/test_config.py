@@ -177,8 +177,19 @@ def test_none_at_all(run, folder: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr == (
         "tokenflow: no configuration: there is neither tokenflow.toml nor conf/tokenflow.toml here. Name one with "
-        "-c FILE or TOKENFLOW_CONFIG, or write one with `tokenflow config template > tokenflow.toml`\n"
+        "-c FILE or TOKENFLOW_CONFIG, write one with `tokenflow config template > tokenflow.toml`, or do without: "
+        "--set models.qwen.engine=llamacpp --set models.qwen.model=FILE.gguf\n"
     )
+    assert run("config", "check", "--set", "server.port=9").stderr == result.stderr
+
+
+def test_models_that_flags_name_need_no_file(run, folder: Path) -> None:
+    (folder / "tokenflow.toml").unlink()
+    (folder / "qwen.gguf").write_bytes(b"GGUF")
+    flags = ("--set", "models.qwen.engine=llamacpp", "--set", "models.qwen.model=qwen.gguf")
+    assert run("config", "check", *flags).stdout == "The configuration holds. Models: qwen.\n"
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert f"\ntokenflow serve {' '.join(flags)}\n" in readme
 
 
 STRAY = "environment TOKENFLOW_SERVER_PORT: no variable of tokenflow's, so it is ignored; "

@@ -69,6 +69,16 @@ def test_an_unknown_name_lists_those_there_are(run) -> None:
     assert result.stderr == ('tokenflow: no installed engine knows the model "nope"; there is tiny; bad is broken\n')
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-GGUF", "https://example.org/a.gguf", "a.gguf", "qwen3:8b"])
+def test_what_is_no_name_is_downloaded_by_other_means(run, name: str) -> None:
+    result = run("pull", name)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f'tokenflow: "{name}" is no name of a model, and only those are fetched (tiny); '
+        "download the GGUF file, and name its path in `model`; bad is broken\n"
+    )
+
+
 def test_a_failure_is_one_line(run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(progress: object) -> None:
         raise PullError("no space left; free some")

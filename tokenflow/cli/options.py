@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -66,7 +67,7 @@ def open_config(
         warn(text)
     registry = Registry()
     overrides = _overrides(sets) | dict(flags or {})
-    found = find_config(path)
+    found = find_config(path, overrides)
     return load(found, os.environ, overrides, registry, look=look, template_fault=template_fault), registry
 
 
@@ -83,8 +84,12 @@ def template_fault(given: str | Path) -> str | None:
     return None
 
 
-def find_config(given: Path | None) -> Path | None:
-    """The file to read; None: the environment alone is meant to configure. Raises StartupError where nothing does."""
+def find_config(given: Path | None, overrides: Iterable[str] = ()) -> Path | None:
+    """The file to read; None: the environment or flags alone are meant to configure.
+
+    Raises:
+        StartupError: nothing does.
+    """
     if given is not None:
         return given
     for path in SEARCHED:
@@ -92,10 +97,13 @@ def find_config(given: Path | None) -> Path | None:
             return path
     if any(name.startswith(PREFIX) and "__" in name for name in os.environ):
         return None
+    if any(re.match(r"models\b", key) for key in overrides):
+        return None
     places = " nor ".join(map(str, SEARCHED))
     raise StartupError(
         f"no configuration: there is neither {places} here. Name one with -c FILE or TOKENFLOW_CONFIG, "
-        "or write one with `tokenflow config template > tokenflow.toml`"
+        "write one with `tokenflow config template > tokenflow.toml`, or do without: "
+        "--set models.qwen.engine=llamacpp --set models.qwen.model=FILE.gguf"
     )
 
 

@@ -24,7 +24,8 @@ def pull_command(name: str) -> None:
     """Fetch a model file by its name.
 
     NAME is one that an installed engine plugin knows: `tokenflow plugins --load` shows them. The file goes to
-    $TOKENFLOW_CACHE, or the user's cache folder, where engines look for it.
+    $TOKENFLOW_CACHE, or the user's cache folder, where engines look for it. Any other GGUF file is served from where it
+    was downloaded to: its path is `model` in the configuration.
     """
     source = _find(name)
     if is_there(source):
@@ -43,7 +44,13 @@ def _find(name: str) -> ModelSource:
     if name in models:
         return models[name]
     failed = "".join(f"; {error.message}" for error in failures.values())
-    raise PullError(f'no installed engine knows the model "{name}"; there is {", ".join(models) or "none"}{failed}')
+    there = ", ".join(models) or "none"
+    if "/" in name or ":" in name or name.endswith(".gguf"):
+        raise PullError(
+            f'"{name}" is no name of a model, and only those are fetched ({there}); '
+            f"download the GGUF file, and name its path in `model`{failed}"
+        )
+    raise PullError(f'no installed engine knows the model "{name}"; there is {there}{failed}')
 
 
 @contextmanager
