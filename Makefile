@@ -1,5 +1,5 @@
 # Two commands on a fresh machine with Python 3.11 and make:
-#   make serve   make the environment, fetch the default model, serve it on 127.0.0.1:8000
+#   make serve   make the environment, fetch the default model, serve it on 127.0.0.1:8000 (ARGS="--port 8018": on that)
 #   make test    run every test
 # And, with a C compiler, make compiled: the same server with less CPU a token, in .venv-compiled.
 PYTHON     ?= python3
@@ -30,11 +30,17 @@ NEWEST = $(firstword $(foreach minor,15 14 13 12,$(wildcard ~/.pyenv/versions/3.
 .PHONY: serve compiled test test-compiled test-newest check stress soak bench model clean
 
 serve: model
-	$(BIN)/tokenflow serve -c conf/tokenflow.toml
+	$(BIN)/tokenflow serve -c conf/tokenflow.toml $(ARGS)
 
+# ARGS="-x tests/cli": where it names files or folders, those and no others.
+NAMED := $(strip $(foreach word,$(ARGS),$(wildcard $(firstword $(subst ::, ,$(word))))))
 test: .venv/.installed-rig $(OLD)/.installed $(NODE)/.installed $(ENVOY)/.installed model
+ifeq ($(NAMED),)
 	$(BIN)/python -m pytest -m "not stress" -n 2 $(ALONE:%=--ignore=%) $(ARGS)
 	$(BIN)/python -m pytest -m "not stress" $(ALONE) $(ARGS)
+else
+	$(BIN)/python -m pytest -m "not stress" $(ARGS)
+endif
 
 # The same tests with the compiled modules (docs/decisions/0015): those of every room that has some, over real sockets.
 test-compiled: $(COMPILED)/.installed
@@ -96,6 +102,7 @@ $(COMPILED)/.installed: .venv/.installed-dev Makefile setup.py \
 	@touch $@
 
 compiled: $(COMPILED)/.installed model
+	@echo "Serve with it: $(COMPILED)/bin/tokenflow serve -c conf/tokenflow.toml"
 
 # What the plugins for GPUs are tested with where there is none: the libraries' own schedulers on a CPU build of torch.
 # Nothing that serves needs it. Without torch those tests are skipped, and say so.
