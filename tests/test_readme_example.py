@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenflow_llamacpp.sampling import CAN
 
-from tokenflow.api import EnginePlugin
+from tokenflow.api import EnginePlugin, Sampling
 from tokenflow.engines.registry import Registry
 from tokenflow.testing.conformance import EngineConformance, OpenEngine
 
@@ -32,6 +35,11 @@ def plugin(tmp_path: Path) -> EnginePlugin[Any]:
 
 def test_it_is_twenty_lines() -> None:
     assert len(block().strip().splitlines()) <= 20
+
+
+def test_what_llamacpp_cannot_do_is_said() -> None:
+    said = README.read_text(encoding="utf-8").split("`llamacpp` cannot do ", 1)[1].partition(",")[0]
+    assert set(re.findall(r"\w+", said.replace(" and ", " "))) == {field.name for field in fields(Sampling)} - CAN
 
 
 class TestReadmeEngine(EngineConformance):
