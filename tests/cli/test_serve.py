@@ -31,6 +31,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenflow.cli.serve._is_terminal", lambda: True)
+
+
+@pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The configurations that a server was asked to serve; it is ready at once and ends."""
     configs: list[Config] = []
@@ -43,7 +48,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     return configs
 
 
-def test_says_where_it_is_and_how_to_try_it(run, folder: Path, served: list[Config]) -> None:
+def test_a_journal_gets_one_line(run, folder: Path, served: list[Config]) -> None:
+    assert run("serve").stdout == "Serving m on http://127.0.0.1:9\n"
+
+
+def test_says_where_it_is_and_how_to_try_it(run, folder: Path, served: list[Config], terminal: None) -> None:
     result = run("serve")
     assert result.exit_code == 0
     assert result.stdout.startswith("Serving m on http://127.0.0.1:9\nTry it:\n  curl -N http://127.0.0.1:9/v1/chat/")
@@ -110,9 +119,7 @@ def test_only_what_the_model_can_do_is_asked_of_it(capabilities: set[str]) -> No
 def test_the_curl_line_works_as_it_is_printed(folder: Path) -> None:
     """The engine of `conftest` has neither a temperature nor a chat template, as a first one of one's own has not."""
     with serving(folder, CONFIG) as server:
-        assert server.process.stdout is not None
-        assert server.process.stdout.readline() == "Try it:\n"
-        line = server.process.stdout.readline()
+        line = curl_line(Config(models=MODELS), server.url, set())
         answer = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=30)
     assert '"text":"ken"' in answer.stdout and answer.stdout.endswith("data: [DONE]\n\n")
 
@@ -134,7 +141,9 @@ LISTENING = {
 
 
 @pytest.mark.parametrize(("host", "url", "told"), LISTENING.values(), ids=LISTENING)
-def test_the_url_is_one_to_connect_to(host: str, url: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_url_is_one_to_connect_to(
+    host: str, url: str, told: str, terminal: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     announce(Config(server=ServerConfig(host=host), models=MODELS), url, {"chat"})
     first, _, curl, chat = capsys.readouterr().out.splitlines()
     connect_to = told.partition(",")[0]
@@ -143,12 +152,12 @@ def test_the_url_is_one_to_connect_to(host: str, url: str, told: str, capsys: py
     assert chat == f"or: tokenflow chat --url {connect_to}"
 
 
-def test_where_keys_are_wanted_the_chat_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_keys_are_wanted_the_chat_has_one(terminal: None, capsys: pytest.CaptureFixture[str]) -> None:
     announce(Config(auth=KEYS, models=MODELS), "http://127.0.0.1:1", {"chat"})
     assert capsys.readouterr().out.endswith('\nor: tokenflow chat --url http://127.0.0.1:1 --key "$TOKENFLOW_KEY"\n')
 
 
-def test_the_readme_shows_what_is_printed(run, served: list[Config]) -> None:
+def test_the_readme_shows_what_is_printed(run, served: list[Config], terminal: None) -> None:
     result = run("serve", "-c", str(ROOT / "conf" / "tokenflow.toml"))
     [config] = served
     printed = result.stdout.replace("http://127.0.0.1:9", f"http://{config.server.host}:{config.server.port}")

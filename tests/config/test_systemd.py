@@ -25,6 +25,19 @@ def test_systemd_finds_nothing_wrong_with_it(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
 
 
+def test_its_steps_make_what_it_starts_with() -> None:
+    text = UNIT.read_text()
+    steps = [line.removeprefix("#     ") for line in text.splitlines() if line.startswith("#     ")]
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.read_string(text)
+    program, _, _, configuration = unit["Service"]["ExecStart"].split()
+    assert any(step.endswith(f"cp conf/minimal.toml {configuration}") for step in steps)
+    assert any(step.startswith("git clone … /opt/tokenflow ") for step in steps) and program.startswith(
+        "/opt/tokenflow/"
+    )
+    assert any(unit["Service"]["Environment"] in step for step in steps)
+
+
 def test_it_leaves_the_server_what_it_needs() -> None:
     unit = ConfigParser(strict=False, interpolation=None)
     unit.read_string(UNIT.read_text())

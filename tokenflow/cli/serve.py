@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import sys
 from collections.abc import Set
 from functools import partial
 from ipaddress import ip_address
@@ -47,16 +48,23 @@ each pass over the young is a pause for every stream, and thousands of idle conn
 
 
 def announce(config: Config, url: str, can: Set[str]) -> None:
-    """Say where the server is and how to try it; the last thing before it serves."""
+    """Say where the server is, and to a person how to try it; the last thing before it serves."""
     gc.collect()
     gc.freeze()  # what is here now stays: no collection need look at it again
     gc.set_threshold(*GC_THRESHOLDS)
     models = ", ".join(config.models)
     url, elsewhere = usable(config, url)
-    click.echo(f"Serving {models} on {url}{elsewhere}\nTry it:\n  {curl_line(config, url, can)}")
+    click.echo(f"Serving {models} on {url}{elsewhere}")
+    if not _is_terminal():
+        return  # in a journal each line is a record
+    click.echo(f"Try it:\n  {curl_line(config, url, can)}")
     if "chat" in can:
         key = ' --key "$TOKENFLOW_KEY"' if config.auth.keys else ""
         click.echo(f"or: tokenflow chat --url {url}{key}")
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def usable(config: Config, url: str) -> tuple[str, str]:
