@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from tests.client.fake import Server
 from tokenflow.client import BadAnswer, Client, ServerError, Unreachable
 from tokenflow.client.errors import from_envelope, refusal
 from tokenflow.client.records import HELD_CHARS, Records
-from tokenflow.client.words import retry_after_s
+from tokenflow.client.words import proxy_for, retry_after_s
 from tokenflow.core.sse import Event
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -239,6 +239,57 @@ def test_certificates_that_cannot_be_read(
     with pytest.raises(Unreachable) as caught:
         Client("https://server")
     assert caught.value.message == f"{name}={path} cannot be used: {why}; name a PEM file, or unset it"
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where a proxy should be, and nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", url.replace("//", "//user:secret@"))
+    return url
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.9.9.9"])
+async def test_this_machine_is_asked_without_a_proxy(host: str, proxy: str) -> None:
+    async with trio.open_nursery() as nursery:
+        address = "127.0.0.1" if host == "localhost" else host
+        listeners = await nursery.start(partial(trio.serve_tcp, answering, 0, host=address))
+        async with Client(f"http://{host}:{listeners[0].socket.getsockname()[1]}") as client:
+            assert await client.models() == ["m"]
+        nursery.cancel_scope.cancel()
+
+
+async def answering(stream: trio.SocketStream) -> None:
+    await stream.receive_some()
+    await stream.send_all(b'HTTP/1.1 200 OK\r\nContent-Length: 23\r\n\r\n{"data": [{"id": "m"}]}')
+
+
+@pytest.mark.parametrize("ask", [Client.models, lambda client: client.completions("hello").__aenter__()])
+async def test_a_proxy_that_cannot_be_reached_is_named(ask: Callable[[Client], Awaitable], proxy: str) -> None:
+    async with Client("http://models.example.org") as client:
+        with pytest.raises(Unreachable) as caught:
+            await ask(client)
+    assert caught.value.message == (
+        f"no way to http://models.example.org through the proxy {proxy} (http_proxy): Connection refused; "
+        "if it can be reached without, name its host in no_proxy"
+    )
+
+
+async def test_a_proxy_that_is_passed_by_is_not_named(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "example.org")
+    assert proxy_for("http://example.org") == proxy_for("https://models.org") == proxy_for("http://a:b") == ""
+    monkeypatch.setenv("all_proxy", "user:secret@proxy:3128")
+    assert proxy_for("https://models.org") == "proxy:3128 (all_proxy)"
+
+
+def test_a_proxy_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "gopher://proxy")
+    with pytest.raises(Unreachable, match=r"^a proxy of the environment cannot be used: .*gopher.*; mend http_proxy"):
+        Client("http://models.example.org")
+    Client("http://localhost")
 
 
 @pytest.mark.parametrize("url", ["server", "ftp://server", "http://a:b"])

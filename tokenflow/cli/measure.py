@@ -19,7 +19,7 @@ from tokenflow.cli.figures import ASKED, TAKEN, TOKENS, Found, Timed, expected_t
 from tokenflow.cli.talk import about_key
 from tokenflow.client import BadAnswer, ClientError, CutOff, ServerError
 from tokenflow.client.errors import from_envelope, refusal
-from tokenflow.client.words import is_event_stream, unreachable, untrusting, unwind
+from tokenflow.client.words import is_event_stream, network, unreachable, untrusting, unwind
 from tokenflow.core.sse import Event, Parser
 from tokenflow.errors import TokenflowError
 
@@ -99,7 +99,8 @@ class Measuring:
     def _client(self, headers: dict[str, str]) -> httpx2.AsyncClient:
         timeout = httpx2.Timeout(10, read=45)
         try:
-            return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, transport=self.transport)
+            transport = self.transport or network(self.url, httpx2.Limits())
+            return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=timeout, transport=transport)
         except OSError as exc:
             raise untrusting(exc) from exc
 

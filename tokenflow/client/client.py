@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx2
 
-from tokenflow.client.errors import BadAnswer, refusal
+from tokenflow.client.errors import BadAnswer, Unreachable, refusal
 from tokenflow.client.patience import Patience
 from tokenflow.client.stream import Asked, Stream
-from tokenflow.client.words import id_of, retry_after_s, unreachable, untrusting
+from tokenflow.client.words import id_of, network, proxy_for, retry_after_s, unreachable, untrusting
 
 CONNECT_S = 10.0
 SILENCE_S = 45.0
@@ -35,7 +35,8 @@ class Client:
         random: where jitter comes from.
 
     Raises:
-        Unreachable: `url` is no URL, or the certificates that `SSL_CERT_FILE` names cannot be read.
+        Unreachable: `url` is no URL, or the certificates that `SSL_CERT_FILE` names cannot be read, or the proxy that
+            the environment names cannot be used. (This machine is never asked through one.)
     """
 
     def __init__(
@@ -53,14 +54,20 @@ class Client:
         headers = {"Accept-Encoding": "identity", "Cache-Control": "no-store"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
+        encoded = httpx2.Headers(headers)
         timeout = httpx2.Timeout(connect_s, read=silence_s)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)  # a stream holds one for long
+        self._proxy = proxy_for(url) if transport is None else ""
         try:
+            transport = transport or network(url, limits)
             self._http = httpx2.AsyncClient(
-                base_url=url, headers=headers, timeout=timeout, limits=limits, transport=transport
+                base_url=url, headers=encoded, timeout=timeout, limits=limits, transport=transport
             )
         except httpx2.InvalidURL as exc:
             raise unreachable(exc, url) from exc
+        except (ValueError, ImportError) as exc:
+            way_out = "mend http_proxy, https_proxy or all_proxy, or unset it"
+            raise Unreachable(f"a proxy of the environment cannot be used: {str(exc).rstrip('.')}; {way_out}") from exc
         except OSError as exc:
             raise untrusting(exc) from exc
         self._patience_s = patience_s
@@ -90,7 +97,7 @@ class Client:
         try:
             response = await self._http.get("/v1/models")
         except (httpx2.TransportError, httpx2.InvalidURL) as exc:
-            raise unreachable(exc, str(self._http.base_url)) from exc
+            raise unreachable(exc, str(self._http.base_url), self._proxy) from exc
         if response.status_code != 200:
             wait_s = retry_after_s(response.headers.get("Retry-After"))
             raise refusal(response.status_code, response.content, wait_s)
@@ -138,4 +145,4 @@ class Client:
         return self._stream(asked)
 
     def _stream(self, asked: Asked) -> Stream:
-        return Stream(self._http, asked, Patience(self._patience_s, self._random))
+        return Stream(self._http, asked, Patience(self._patience_s, self._random), self._proxy)

@@ -59,8 +59,9 @@ class Stream:
         BadAnswer: the peer speaks something else.
     """
 
-    def __init__(self, http: httpx2.AsyncClient, asked: Asked, patience: Patience) -> None:
+    def __init__(self, http: httpx2.AsyncClient, asked: Asked, patience: Patience, proxy: str = "") -> None:
         self._http = http
+        self._proxy = proxy
         self._asked = asked
         self._patience = patience
         self._records = Records(asked.after)
@@ -205,7 +206,7 @@ class Stream:
                 response = await self._send(self._request())
             except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
                 if not self._reached:
-                    raise unreachable(exc, str(self._http.base_url)) from exc
+                    raise unreachable(exc, str(self._http.base_url), self._proxy) from exc
                 await self._wait(f"the server cannot be reached: {exc or type(exc).__name__}", exc)
             except httpx2.TransportError as exc:
                 self._reached = True

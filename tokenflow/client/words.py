@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
+from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 import trio
@@ -19,6 +21,7 @@ from tokenflow.client.errors import Unreachable
 REFUSAL_BYTES = 65_536
 _OTHER_NAME, _OTHER_TIME = (62, 64), (9, 10)
 """OpenSSL's X509_V_ERR_…: HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH; CERT_NOT_YET_VALID, CERT_HAS_EXPIRED."""
+_USERINFO = re.compile(r"(?:(?<=://)|^)[^/@]*@")
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.~-]{0,199}")
 
 
@@ -71,11 +74,45 @@ def retry_after_s(value: str | None, now: Callable[[], datetime] = lambda: datet
         return None
 
 
-def unreachable(exc: Exception, url: str) -> Unreachable:
+def network(url: str, limits: httpx2.Limits) -> httpx2.AsyncBaseTransport | None:
+    """How this machine is asked: no proxy is in between, whatever the environment says. None: another machine.
+
+    Raises as httpx2 does.
+    """
+    return httpx2.AsyncHTTPTransport(limits=limits) if _is_loopback(httpx2.URL(url).host) else None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def proxy_for(url: str) -> str:
+    """The proxy that the environment has for a URL, in words; empty: none."""
+    try:
+        asked = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        return ""
+    proxies = getproxies()
+    name = next((name for name in (asked.scheme, "all") if proxies.get(name)), None)
+    if name is None or _is_loopback(asked.host) or proxy_bypass(asked.host):
+        return ""
+    return f"{_USERINFO.sub('', proxies[name])} ({name}_proxy)"
+
+
+def unreachable(exc: Exception, url: str, proxy: str = "") -> Unreachable:
     """Why no request got through, in a line for people, with the way out where it is known here."""
     url = url.rstrip("/")
     if isinstance(exc, httpx2.UnsupportedProtocol | httpx2.InvalidURL):
         return Unreachable(f"{url!r} is no URL ({exc}); write one like http://127.0.0.1:8000")
+    if proxy and isinstance(exc, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.ProxyError):
+        cause = _cause(exc)
+        if not isinstance(cause, ssl.SSLError):
+            why = _in_words(exc, cause) or "no answer in time"
+            way_out = "if it can be reached without, name its host in no_proxy"
+            return Unreachable(f"no way to {url} through the proxy {proxy}: {why}; {way_out}")
     if isinstance(exc, httpx2.TimeoutException):
         return Unreachable(f"{url} did not answer in time")
     cause = _cause(exc)
@@ -83,12 +120,18 @@ def unreachable(exc: Exception, url: str) -> Unreachable:
         return Unreachable(_no_tls(cause, url))
     if isinstance(cause, socket.gaierror | socket.herror):
         return Unreachable(f"cannot find the host of {url}: {cause.strerror}; look at its name, and at the network")
-    # Trio puts the address in front of strerror.
-    why = str(exc).rstrip(".") if cause is None else os.strerror(cause.errno or 0)
+    why = _in_words(exc, cause)
     if isinstance(exc, httpx2.ConnectError):
         return Unreachable(f"cannot reach {url}: {why}")
     way_out = "; if it serves TLS, write https://" if url.startswith("http://") else ""
     return Unreachable(f"the connection to {url} broke: {why}{way_out}")
+
+
+def _in_words(exc: Exception, cause: OSError | None) -> str:
+    if cause is None:
+        return str(exc).rstrip(".")
+    # Trio puts the address in front of strerror.
+    return str(cause.strerror) if isinstance(cause, socket.gaierror) else os.strerror(cause.errno or 0)
 
 
 def untrusting(exc: OSError) -> Unreachable:
