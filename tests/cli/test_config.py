@@ -66,6 +66,15 @@ def test_check_looks_for_the_files_of_models(run, folder: Path) -> None:
     assert run("config", "show", "-c", "x.toml").exit_code == 0
 
 
+def test_a_folder_is_no_model(run, folder: Path) -> None:
+    (folder / "dir.gguf").mkdir()
+    flags = ("--set", "models.m.engine=llamacpp", "--set", "models.m.model=dir.gguf")
+    assert run("config", "check", *flags).stderr == (
+        f"tokenflow: --set models.m.model: models.m.model: {folder}/dir.gguf: this is a directory; "
+        "`model` is the path of a GGUF file in it\n"
+    )
+
+
 @pytest.mark.parametrize("command", [("config", "check"), ("serve",)], ids=" ".join)
 def test_a_ledger_that_cannot_be_written_is_told_by_its_line(run, folder: Path, command: tuple[str, ...]) -> None:
     (folder / "taken").touch()
@@ -297,6 +306,20 @@ def test_unforeseen_errors_keep_their_trace(run, error: Exception) -> None:
 
 def test_interrupted(run) -> None:
     assert failing(run, KeyboardInterrupt()).exit_code == 130
+
+
+def test_the_help_of_serve_says_what_signals_do(run) -> None:
+    said = " ".join(run("serve", "--help").stdout.split())
+    assert "for up to server.drain_s seconds; a second one ends them at once." in said
+
+
+COMMANDS = ["serve", "chat", "lab", "pull", "config check", "config template", "plugins", "engine check"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_narrow_terminal_breaks_no_words_of_the_help(run, command: str) -> None:
+    narrow, wide = (run(*command.split(), "--help", env={"COLUMNS": width}).stdout.split() for width in ("40", "80"))
+    assert set(narrow) - set(wide) == set()
 
 
 def test_as_a_module() -> None:

@@ -43,11 +43,13 @@ What holds for the whole conversation is an option: tokenflow chat --help"""
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
+    metavar="N",
     help=f"Left out: the model's own default, else {USUAL['max_tokens']}.",
 )
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 2),
+    metavar="N",
     help=f"Left out: the model's own default, else {USUAL['temperature']}, where its engine has one.",
 )
 @click.pass_context

@@ -16,7 +16,12 @@ from tokenflow.errors import described
 LEVELS = ("debug", "info", "warning", "error")
 
 log_level_option = click.option(
-    "--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="What to log, on stderr."
+    "--log-level",
+    type=click.Choice(LEVELS),
+    metavar="LEVEL",
+    default="info",
+    show_default=True,
+    help=f"What to log, on stderr: {', '.join(LEVELS)}.",
 )
 
 

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 def serve_command(path: Path | None, sets: tuple[str, ...], host: str | None, port: int | None, log_level: str) -> None:
     """Serve the configured models over HTTP until a signal ends it.
 
-    SIGTERM and SIGINT let live streams end, for server.drain_s; a second one does not.
+    SIGTERM, Ctrl-C or the end of its terminal lets live streams go on for up to server.drain_s seconds; a second one
+    ends them at once.
     """
     start_logging(log_level)
     flags = {"server.host": Flag("--host", host), "server.port": Flag("--port", port)}

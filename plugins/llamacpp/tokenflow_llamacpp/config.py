@@ -65,6 +65,8 @@ def model_path(model: str) -> tuple[Path, str]:
         path, way_out = source.path, f"fetch it with `tokenflow pull {source.name}`"
     else:
         path, way_out = Path(model).expanduser().absolute(), "`model` is the path of a GGUF file or one of: " + _names()
+    if path.is_dir():
+        raise StartupError(f"{path}: this is a directory; `model` is the path of a GGUF file in it.")
     if not path.is_file():
         raise StartupError(f"{path}: there is no such model file; {way_out}.")
     if not os.access(path, os.R_OK):
