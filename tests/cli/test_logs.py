@@ -26,9 +26,11 @@ def record(message: str, error: BaseException | None = None) -> logging.LogRecor
 
 
 def test_a_line() -> None:
-    line = OneLine(traces=False).format(record("text"))
-    date, time, rest = line.split(" ", 2)
-    assert (len(date), len(time), rest) == (10, 8, "warning tokenflow.x: text")
+    noted = record("text")
+    noted.created = 1_769_860_800.123456
+    assert OneLine(traces=False).format(noted) == "2026-01-31T12:00:00.123Z warning tokenflow.x: text"
+    noted.created = 1_769_860_800.0
+    assert OneLine(traces=False).format(noted).startswith("2026-01-31T12:00:00.000Z ")
 
 
 def test_nothing_can_forge_a_line() -> None:

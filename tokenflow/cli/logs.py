@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from datetime import UTC, datetime
 
 import click
 
@@ -26,16 +27,15 @@ log_level_option = click.option(
 
 
 class OneLine(logging.Formatter):
-    """`2026-01-31 12:00:00 warning tokenflow.http: text`."""
+    """`2026-01-31T12:00:00.123Z warning tokenflow.http: text`, in UTC as the ledger's times are."""
 
     def __init__(self, *, traces: bool) -> None:
-        super().__init__(datefmt="%Y-%m-%d %H:%M:%S")
+        super().__init__()
         self.traces = traces
 
     def format(self, record: logging.LogRecord) -> str:
-        text = (
-            f"{self.formatTime(record, self.datefmt)} {record.levelname.lower()} {record.name}: {record.getMessage()}"
-        )
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        text = f"{at} {record.levelname.lower()} {record.name}: {record.getMessage()}"
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             text += f" ({_summary(error)})"
