@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from trio.testing import MockClock
 
 from tests.service.conftest import STEP_S, Rig, open_rig, read_all
 from tests.service.test_credit import Takes
+from tokenflow.chat.reader import MessageReader
+from tokenflow.cli.logs import OneLine
 from tokenflow.config.model import ChatConfig
 from tokenflow.core.types import Attendance, ChatPrompt, Delta, GenerationRequest, Message, Tools
 from tokenflow.errors import StartupError
-from tokenflow.service.records import Ended
+from tokenflow.service.records import Ended, Failed
 from tokenflow.service.stream import Stream, StreamReader
 
 CHAT = ChatConfig(template="{{ messages[0].content }}", tool_calls="hermes", reasoning="think")
@@ -165,3 +168,53 @@ async def test_who_comes_later_reads_the_same_records(autojump_clock: MockClock)
         events = await read_all(reader)
         for after in range(len(events)):
             assert await read_all(stream.attach(after)) == events[after:]
+
+
+def broken(self: MessageReader, *args: Any) -> Any:
+    raise IndexError("a bug of ours")
+
+
+@pytest.mark.parametrize("coalesce_ms", [None, 20])
+@pytest.mark.parametrize("way", ["ended", "cancelled"])
+async def test_a_reader_that_fails_at_the_end_ends_its_stream_alone(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+    coalesce_ms: int | None,
+) -> None:
+    async with talking(slots=2, tokens_per_s=100) as r:
+        stream, reader = await ask(r, idempotency_key="k", coalesce_ms=coalesce_ms)
+        _, other = await r.open(max_tokens=1000)
+        await trio.sleep(0.5)
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageReader, "finish", broken)
+            if way == "cancelled":
+                stream.cancel("client")
+            events = await read_all(reader)
+        assert isinstance(events[-1][1], Failed) and events[-1][1].error.code == "internal_error"
+        assert "bug" not in events[-1][1].error.message
+        assert isinstance((await read_all(other))[-1][1], Ended)
+        await r.settle()
+        record = r.sink.ended(stream.identity.id)
+        assert (record.reason, record.code, record.by) == ("error", "internal_error", "server")
+        assert not stream.repeatable and stream.state.error == "internal_error"
+        assert (await ask(r, idempotency_key="k"))[0] is not stream
+    (line,) = [OneLine(traces=False).format(record) for record in caplog.records if record.levelno == logging.ERROR]
+    assert "IndexError: a bug of ours at " in line and __file__ in line
+
+
+async def test_a_reader_that_fails_while_tokens_are_gathered_is_logged_with_its_place(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken_once(self: MessageReader, *args: Any) -> Any:
+        monkeypatch.undo()
+        raise IndexError("a bug of ours")
+
+    async with talking(slots=2, tokens_per_s=100) as r:
+        _, reader = await ask(r, coalesce_ms=20)
+        monkeypatch.setattr(MessageReader, "take", broken_once)
+        assert isinstance((await read_all(reader))[-1][1], Failed)
+        assert isinstance((await read_all((await ask(r))[1]))[-1][1], Ended)
+    (line,) = [OneLine(traces=False).format(record) for record in caplog.records if record.levelno == logging.ERROR]
+    assert "IndexError: a bug of ours at " in line and __file__ in line

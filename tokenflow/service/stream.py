@@ -404,10 +404,15 @@ class Stream:
             failure = None
         except Exception as exc:
             failure = exc
+            self._log_fault("it failed", exc)
         finally:
             released_at = trio.current_time()
-            self._ticket.leave()
-            self._ended_as, end = self._end(failure)
+            try:
+                self._ticket.leave()
+                self._ended_as, end = self._end(failure)
+            except Exception as exc:  # ours, and this stream's alone: it must not end the others
+                log.error("%s: its end failed", self.identity.id, exc_info=exc)
+                self._ended_as, end = self._end_by_fault()
             phase = self._deadline.done()
             self._watch.forget(self)
             self._log.seal(end, at=released_at)
@@ -462,14 +467,17 @@ class Stream:
         try:
             await engine.generate(request, choice)
         except Exception as exc:
-            cause = first_error(exc)
-            # A fault in the engine's code: its author wants the place.
-            if not isinstance(cause, TokenflowError) and not self._fault_logged:
-                self._fault_logged = True
-                log.error("%s: the engine failed", self.identity.id, exc_info=cause)
+            self._log_fault("the engine failed", exc)
             if not self._called_off and self._failure is None:
                 self._failure = exc  # whatever comes while the others are cancelled does not rename it
             raise
+
+    def _log_fault(self, what: str, failure: Exception) -> None:
+        """A fault in somebody's code: its author wants the place."""
+        cause = first_error(failure)
+        if not isinstance(cause, TokenflowError) and not self._fault_logged:
+            self._fault_logged = True
+            log.error("%s: %s", self.identity.id, what, exc_info=cause)
 
     def _end(self, failure: Exception | None) -> tuple[Outcome, StreamEvent]:
         """How it ended, and the record that says so."""
@@ -502,6 +510,14 @@ class Stream:
             return Outcome("error", "server", timeout.code), Failed(timeout)
         error = EngineError("The engine ended this sequence without a reason.")
         return Outcome("error", "engine", error.code), Failed(error)
+
+    def _end_by_fault(self) -> tuple[Outcome, StreamEvent]:
+        """What was left of it could not be told: so it has not ended as it should, whatever its sequences have."""
+        self._coalescer = None
+        for choice in self._choices:
+            choice.reason = None
+        error = TokenflowError("The server failed at the end of this stream; its log says why.")
+        return Outcome("error", "server", error.code), Failed(error)
 
     @property
     def _reasons(self) -> tuple[FinishReason | None, ...]:
