@@ -104,10 +104,16 @@ async def test_giving_an_engine_up_opens_another(autojump_clock: MockClock) -> N
     async with trio.open_nursery() as nursery:
         await nursery.start(host.run)
         first = host.engine
-        host.fail("it does not let go")
+        host.fail(first, "it does not let go")
+        with pytest.raises(EngineClosed):
+            _ = host.engine
         await trio.sleep(1)
-        assert host.engine is not first
-        assert host.openings == 2
+        second = host.engine
+        assert second is not first
+        host.fail(first, "it does not let go, says another of its sequences")
+        await trio.sleep(10)
+        assert host.engine is second
+        assert (host.openings, plan.closed) == (2, 1)
         nursery.cancel_scope.cancel()
 
 

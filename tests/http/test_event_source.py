@@ -12,7 +12,7 @@ async def test_an_engine_that_restarts_is_waited_for(autojump_clock: MockClock) 
     async with open_rig() as r:
         client = create_app(r.service).test_client()
         model = r.service.model("m")
-        model.host.fail("it is given up")
+        model.host.fail(model.engine, "it is given up")
         await wait_all_tasks_blocked()
         answer = await client.get("/stream?prompt=hello")
         assert (answer.status_code, answer.headers["Content-Type"]) == (200, "text/event-stream; charset=utf-8")

@@ -371,6 +371,28 @@ async def test_an_engine_that_does_not_let_go_does_not_rename_it(
         assert r.service.model("m").host.openings == (2 if isinstance(fault, EngineStuck) else 1)
 
 
+async def test_who_is_stuck_in_an_engine_that_was_given_up_does_no_harm_to_the_next(autojump_clock: MockClock) -> None:
+    async def generate(request: SequenceRequest, send: Send) -> None:
+        send.send_nowait(Started(1))
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5)
+            raise EngineStuck("It hangs in its step.")
+
+    async with open_rig(open_engine=opener(generate, slots=2)) as r:
+        for _ in range(2):
+            _, reader = await r.open()
+            await trio.sleep(3)
+            reader.close()
+        await trio.sleep(4)  # the first was stuck 2 s ago
+        second = r.service.model("m").engine
+        await r.settle()
+        await trio.sleep(10)
+        assert r.service.model("m").engine is second
+
+
 @pytest.mark.parametrize("then", ["idle_timeout", "left"])
 async def test_what_follows_an_engines_failure_does_not_rename_it(autojump_clock: MockClock, then: str) -> None:
     async def generate(request: SequenceRequest, send: Send) -> None:

@@ -63,10 +63,12 @@ class EngineHost:
         """It is open, and no step has been going on for too long."""
         return self._engine is not None and (await self._engine.stats()).step_age_s < self._wedged_s
 
-    def fail(self, why: str) -> None:
-        """Give this engine up and open a new one."""
-        log.error("model %s: %s; restarting its engine", self.id, why)
-        self._opening.cancel()
+    def fail(self, engine: Engine, why: str) -> None:
+        """Give `engine` up and open a new one; nothing, where that has been done: several may be stuck in it."""
+        if engine is self._engine:
+            log.error("model %s: %s; restarting its engine", self.id, why)
+            self._engine = None
+            self._opening.cancel()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep it open until cancelled. Started once it is open.

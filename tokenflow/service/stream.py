@@ -468,6 +468,8 @@ class Stream:
             await engine.generate(request, choice)
         except Exception as exc:
             self._log_fault("the engine failed", exc)
+            if isinstance(stuck := first_error(exc), EngineStuck):
+                self._host.fail(engine, stuck.message)
             if not self._called_off and self._failure is None:
                 self._failure = exc  # whatever comes while the others are cancelled does not rename it
             raise
@@ -488,8 +490,6 @@ class Stream:
         reasons = self._said_reasons
         ended = Ended(reasons, self._account.usage, sum([choice.untold for choice in self._choices]))
         error = None if failure is None else _as_ours(failure)
-        if isinstance(error, EngineStuck):
-            self._host.fail(error.message)
         if self._finished:
             return Outcome(reasons[0], "engine"), ended
         own, self._failure = self._failure, None
