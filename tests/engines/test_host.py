@@ -11,8 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from tokenflow.api import EngineInfo, EnginePlugin, EngineStats
-from tokenflow.engines.host import PAUSES_S, EngineHost
-from tokenflow.errors import EngineClosed, StartupError
+from tokenflow.cli.logs import OneLine
+from tokenflow.engines.host import PAUSES_S, STEADY_S, EngineHost
+from tokenflow.errors import EngineClosed, EngineError, StartupError
 
 
 class Engine:
@@ -96,6 +97,40 @@ async def test_an_engine_that_ends_is_opened_anew_after_growing_pauses(autojump_
         assert plan.closed == 1
         nursery.cancel_scope.cancel()
     assert plan.closed == 2
+
+
+async def test_pauses_grow_where_it_opens_and_breaks_and_not_where_it_was_open_for_long(
+    autojump_clock: MockClock,
+) -> None:
+    plan = Openings(None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(plan.host.run)
+        for pause in (*PAUSES_S, PAUSES_S[-1]):
+            assert plan.at[-1] == trio.current_time()
+            plan.broken.set()
+            await trio.sleep(pause)
+            await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(STEADY_S)
+        plan.broken.set()
+        await trio.sleep(PAUSES_S[0])
+        await trio.testing.wait_all_tasks_blocked()
+        assert plan.at[-1] == trio.current_time()
+        assert len(plan.at) == len(PAUSES_S) + 3
+        nursery.cancel_scope.cancel()
+
+
+async def test_how_it_ended_is_logged_and_where_unless_it_says_so_itself(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = Openings(None, EngineError("The card is gone."), None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(plan.host.run)
+        plan.broken.set()
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    first, second = [OneLine(traces=False).format(record) for record in caplog.records if record.levelname == "ERROR"]
+    assert "model m: its engine ended (RuntimeError: the card fell off the bus at " in first and __file__ in first
+    assert second.endswith("model m: its engine ended: The card is gone.")
 
 
 async def test_giving_an_engine_up_opens_another(autojump_clock: MockClock) -> None:

@@ -9,16 +9,19 @@ an error, and the host tries again with growing pauses; the other engines do not
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import Any
 
 import trio
 
 from tokenflow.api import Engine, EngineInfo, EnginePlugin, EngineStats
-from tokenflow.errors import EngineClosed, PluginError, StartupError, described, first_error
+from tokenflow.errors import EngineClosed, PluginError, StartupError, TokenflowError, described, first_error
 
 log = logging.getLogger("tokenflow.engines")
 
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+STEADY_S = 30.0
+"""Open for this long, it counts as mended, and the pauses begin anew. One that breaks at its first work never is."""
 
 
 class EngineHost:
@@ -38,6 +41,7 @@ class EngineHost:
         self._wedged_s = wedged_s
         self._engine: Engine | None = None
         self._opening = trio.CancelScope()
+        self._open_since = inf
         self._info: EngineInfo | None = None
         self.openings = 0
         """Counter: how often it has been opened."""
@@ -78,18 +82,24 @@ class EngineHost:
         """
         failures = 0
         while True:
-            opened = self.openings
+            self._open_since = inf
             try:
                 with trio.CancelScope() as self._opening:
-                    await self._stay_open(task_status if not opened else trio.TASK_STATUS_IGNORED)
+                    await self._stay_open(trio.TASK_STATUS_IGNORED if self.openings else task_status)
             except Exception as exc:
                 if not self.openings:
                     raise _for_people(self.id, exc) from exc
-                log.error("model %s: its engine ended: %s", self.id, first_error(exc))
+                cause = first_error(exc)
+                if isinstance(cause, TokenflowError):
+                    log.error("model %s: its engine ended: %s", self.id, cause)
+                else:  # its author wants the place
+                    log.error("model %s: its engine ended", self.id, exc_info=cause)
             finally:
                 self._engine = None
-            failures = 0 if self.openings > opened else failures + 1
+            if trio.current_time() - self._open_since >= STEADY_S:
+                failures = 0
             await trio.sleep(PAUSES_S[min(failures, len(PAUSES_S) - 1)])
+            failures += 1
 
     async def _stay_open(self, task_status: trio.TaskStatus[None]) -> None:
         async with self.plugin.open(self._options) as engine:
@@ -97,6 +107,7 @@ class EngineHost:
                 raise PluginError(f"plugin {self.plugin.name!r} opened {type(engine).__name__}, which is no Engine")
             self._engine, self._info = engine, engine.info
             self.openings += 1
+            self._open_since = trio.current_time()
             log.info(
                 "model %s: %s, context %d, %d slots",
                 self.id,
