@@ -225,6 +225,70 @@ async def test_a_cancelled_next_that_comes_back_is_no_fault(ask: Ask, mock_clock
         assert (await engine.stats()).slots_used == 0
 
 
+class SlowToClose:
+    """Two items, and a `close` that waits."""
+
+    def __init__(self) -> None:
+        self.items = iter(["a", "b"])
+        self.closing, self.go_on = threading.Event(), threading.Event()
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self.items)
+
+    def close(self) -> None:
+        self.closed += 1
+        self.closing.set()
+        self.go_on.wait(10.0)
+
+
+@pytest.mark.parametrize("end", [Finished("stop"), Finished("length"), None])
+async def test_one_that_is_slow_to_close_keeps_its_slot_and_fails_nobody_who_has_ended(
+    ask: Ask, mock_clock: MockClock, caplog: pytest.LogCaptureFixture, end: Finished | None
+) -> None:
+    slow = SlowToClose()
+    sources = [slow, iter("c")]
+    engine = engine_from_blocking_iterator(lambda prompt, request: sources.pop(0), info=INFO, grace_s=5)
+    async with company(engine) as group:
+        request = ask(max_tokens=2 if end == Finished("length") else 9)
+        first = group.start(request, Recorder(window=3 if end else 1, follow=False))
+        if end is None:
+            await first.wait_deltas(1)
+            first.scope.cancel()
+        await trio.to_thread.run_sync(slow.closing.wait)
+        await wait_all_tasks_blocked()
+        assert first.finished == end and not first.returned.is_set()
+        mock_clock.jump(5.1)
+        await first.returned.wait()
+        if end is None:  # then it has not ended, and its slot is not to be trusted
+            assert isinstance(first.error, EngineStuck)
+        else:
+            assert first.error is None and first.text == "ab"
+            (line,) = [record.getMessage() for record in caplog.records]
+            assert line == f"{request.id}: its iterator has not closed after 5 s; its slot stays taken until it has"
+        heir = group.start(ask())
+        await wait_all_tasks_blocked()
+        assert heir.events == [] and (await engine.stats()).slots_used == 1
+        slow.go_on.set()
+        await heir.returned.wait()
+        assert heir.text == "c"
+    assert slow.closed == 1
+
+
+async def test_a_close_that_fails_says_so(ask: Ask) -> None:
+    class Faulty(SlowToClose):
+        def close(self) -> None:
+            raise ZeroDivisionError
+
+    recorder = Recorder()
+    with pytest.raises(ZeroDivisionError):
+        await record(engine_from_blocking_iterator(lambda p, r: Faulty(), info=INFO), ask(), recorder)
+    assert recorder.finished == Finished("stop")
+
+
 class Plain(LoopEngine):
     async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())

@@ -11,11 +11,12 @@ closed in the task that ran it. Tokens are UTF-8 bytes, so any text is a prompt.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import trio
 
@@ -26,9 +27,12 @@ from tokenflow.api.send import Send
 from tokenflow.core.types import EngineInfo, EngineStats, Grammar, SequenceRequest, Started
 from tokenflow.errors import EngineStuck, InvalidRequest
 
+T = TypeVar("T")
 Piece = str | bytes
 GeneratorFn = Callable[[str, SequenceRequest], AsyncIterator[Piece]]
 BlockingFn = Callable[[str, SequenceRequest], Iterator[Piece]]
+
+log = logging.getLogger("tokenflow.engines")
 
 _ALWAYS = frozenset({"stop", "pause"})
 """What the loop and the adapters bring to every engine."""
@@ -128,11 +132,12 @@ def engine_from_blocking_iterator(fn: BlockingFn, *, info: EngineInfo, grace_s: 
         fn: `fn(prompt, request)`, as in `engine_from_generator`; called in a worker thread too.
         info: as in `engine_from_generator`.
         grace_s: a cancelled sequence waits this long for the `next` in progress; then the thread is left behind and
-            `EngineStuck` raised. The slot stays taken until that thread comes back.
+            `EngineStuck` raised. Closing may take as long; where the sequence had ended, more is only logged. The slot
+            stays taken until that thread comes back.
     """
 
     def run(prompt: str, request: SequenceRequest, slot: _Slot) -> AbstractAsyncContextManager[AsyncIterator[Piece]]:
-        return aclosing(_iterate_in_threads(lambda: fn(prompt, request), slot, grace_s))
+        return _InThreads(lambda: fn(prompt, request), slot, grace_s, request.id)
 
     return _GeneratorEngine(run, info)
 
@@ -187,7 +192,7 @@ class _GeneratorEngine:
                 self._generated += 1
                 if await self._pass_on(seq, Step(1, item.encode() if isinstance(item, str) else item)):
                     return
-        await self._pass_on(seq, Step(0, finish="stop"))
+            await self._pass_on(seq, Step(0, finish="stop"))
 
     async def _next(self, items: AsyncIterator[Piece], send: Send) -> Piece | None:
         await send.wait_room()  # a stalled sequence makes nothing: it could not be sent
@@ -239,59 +244,89 @@ async def _closing(items: AsyncIterator[Piece]) -> AsyncGenerator[AsyncIterator[
             await close()
 
 
-async def _iterate_in_threads(
-    make: Callable[[], Iterator[Piece]], slot: _Slot, grace_s: float
-) -> AsyncGenerator[Piece, None]:
-    """The items of a blocking iterator, closed in a thread too, since its clean-up may block as well."""
-    end = object()
-    source: list[Iterator[Piece]] = []  # where the first thread puts it
-    one = trio.CapacityLimiter(1)  # never waited for: the slots bound the threads already
-    abandoned = False
+class _InThreads:
+    """The items of a blocking iterator. It is made, asked and closed in worker threads, for each of these may block.
 
-    def take() -> Any:
-        if not source:
-            source.append(iter(make()))
-        return next(source[0], end)
+    Whoever comes back too late is left behind: the thread keeps the slot until it has, and has closed.
+    """
 
-    def close() -> None:
-        for items in source:
-            getattr(items, "close", lambda: None)()
+    def __init__(self, make: Callable[[], Iterator[Piece]], slot: _Slot, grace_s: float, id: str) -> None:
+        self._make = make
+        self._slot = slot
+        self._grace_s = grace_s
+        self._id = id
+        self._items: Iterator[Piece] | None = None
+        self._one = trio.CapacityLimiter(1)  # never waited for: the slots bound the threads already
+        self._left = False
 
-    async def in_thread(work: Callable[[], Any]) -> Any:
-        nonlocal abandoned
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._left or self._items is None:
+            return
+        with trio.move_on_after(self._grace_s, shield=True):
+            await self._in_thread(self._close)
+        if self._left:
+            if isinstance(error, trio.Cancelled):
+                raise self._stuck() from None
+            log.warning(
+                "%s: its iterator has not closed after %g s; its slot stays taken until it has", self._id, self._grace_s
+            )
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        try:
+            item = await self._in_thread(self._take, self._grace_s)
+        except trio.Cancelled:
+            if self._left:
+                raise self._stuck() from None
+            raise
+        if item is None:
+            raise StopAsyncIteration
+        return item
+
+    def _take(self) -> Piece | None:
+        if self._items is None:
+            self._items = iter(self._make())
+        return next(self._items, None)
+
+    def _close(self) -> None:
+        items, self._items = self._items, None  # never twice
+        getattr(items, "close", lambda: None)()
+
+    async def _in_thread(self, work: Callable[[], T], grace_s: float = 0.0) -> T:
+        """`work` in a thread, which is left behind where it is still there `grace_s` after a cancel."""
         token = trio.lowlevel.current_trio_token()
         done = trio.Event()
 
+        def tell(fn: Callable[[], object]) -> None:
+            with suppress(trio.RunFinishedError):  # nobody is left to tell
+                token.run_sync_soon(fn)
+
         def back() -> None:
             done.set()
-            if abandoned:
-                trio.lowlevel.start_thread_soon(close, lambda outcome: None)
-                slot.leave()
+            if self._left:
+                trio.lowlevel.start_thread_soon(self._close, lambda outcome: tell(self._slot.leave))
 
-        def run() -> Any:
+        def run() -> T:
             try:
                 return work()
             finally:
-                with suppress(trio.RunFinishedError):  # nobody is left to tell
-                    token.run_sync_soon(back)
+                tell(back)
 
         await trio.lowlevel.checkpoint_if_cancelled()  # from here on the thread does start
         try:
-            return await trio.to_thread.run_sync(run, limiter=one, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(run, limiter=self._one, abandon_on_cancel=True)
         except trio.Cancelled:
             with trio.move_on_after(grace_s, shield=True):
                 await done.wait()
-            if done.is_set():
-                raise
-            abandoned = True
-            slot.held += 1
-            message = f"The engine's iterator did not come back within {grace_s:g} s of a cancel."
-            raise EngineStuck(message) from None
+            if not done.is_set():
+                self._left = True
+                self._slot.held += 1
+            raise
 
-    try:
-        while (item := await in_thread(take)) is not end:
-            yield item
-    finally:
-        if not abandoned:
-            with trio.move_on_after(grace_s, shield=True):
-                await in_thread(close)
+    def _stuck(self) -> EngineStuck:
+        return EngineStuck(f"The engine's iterator did not come back within {self._grace_s:g} s of a cancel.")
