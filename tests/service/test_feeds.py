@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,3 +84,39 @@ async def test_a_sink_that_raises_is_logged_once_and_fed_on(caplog: pytest.LogCa
                 fed.emit(event(str(i)))
     assert len(good.seen) == 5
     assert caplog.text.count("sink bad failed") == 1
+
+
+class Unprintable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+async def test_each_kind_of_failure_is_logged_once_whatever_it_says_and_only_so_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Faulty(Sink):
+        async def record(self, event: LifecycleEvent) -> None:
+            self.seen.append(event.id)
+            match event.model:
+                case "a":
+                    raise KeyError(event.id)
+                case "b":
+                    raise KeyError(event.id)
+                case "c":
+                    raise Unprintable
+            raise type(event.id, (Exception,), {})  # without end
+
+    bad = Faulty()
+    fed = feeds(bad=bad)
+    with caplog.at_level(logging.ERROR):
+        async with alongside(fed.run):
+            for i in range(30):
+                for model in "abc":
+                    fed.emit(replace(event(str(i)), model=model))
+        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError, KeyError, Unprintable]
+        caplog.clear()
+        async with alongside((fed := feeds(bad=bad)).run):
+            for i in range(100):
+                fed.emit(replace(event(f"Error{i}"), model="d"))
+    assert len(bad.seen) == 190
+    assert len(caplog.records) == module.KINDS

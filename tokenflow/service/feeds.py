@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -16,6 +17,8 @@ BACKLOG = 4096
 """Records that may wait for one sink; about a megabyte."""
 TOGETHER = 32
 """Records that a sink is given before others have a turn."""
+KINDS = 32
+"""Kinds of failure of one sink that are logged, each once: a broken one must not flood the log."""
 CLOSE_S = 5.0
 """How long a sink may take to write what is left when the server ends."""
 
@@ -85,7 +88,7 @@ class _Feed:
         self._send = send
         self._receive = receive
         self._patience = trio.CancelScope(shield=True)  # a record that is being written is written
-        self._failures: set[str] = set()
+        self._failures: set[tuple[str, str, int]] = set()
 
     def finish(self) -> None:
         """Nothing more comes: what is there may take `CLOSE_S`."""
@@ -104,8 +107,10 @@ class _Feed:
         try:
             await self._sink.record(event)
         except Exception as exc:
-            if repr(exc) not in self._failures:  # each kind of failure once: a broken sink must not flood the log
-                self._failures.add(repr(exc))
+            *_, (frame, line) = traceback.walk_tb(exc.__traceback__)
+            kind = (type(exc).__qualname__, frame.f_code.co_filename, line)  # what it says may be new each time
+            if kind not in self._failures and len(self._failures) < KINDS:
+                self._failures.add(kind)
                 log.exception(
                     "sink %s failed on %s; this failure is not logged again", self._name, type(event).__name__
                 )
