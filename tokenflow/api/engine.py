@@ -28,7 +28,11 @@ class Engine(Protocol):
         ...
 
     async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of `text`, without any added token; `special`: control tokens' texts become those tokens."""
+        """Token ids of `text`, without any added token; `special`: control tokens' texts become those tokens.
+
+        Raises:
+            ValueError: there are none for this text; with a sentence for the client. So does `InvalidRequest`.
+        """
         ...
 
     async def detokenize(self, tokens: list[int]) -> str:

@@ -105,8 +105,8 @@ class Planner:
         readers: list[MessageReader | None] = []
         for prompt in request.prompts:
             segments = self._segments(prompt)
-            tokens = await _tokenized(segments, engine) if segments else await self.tokenize(prompt, engine)
-            max_tokens = self._max_tokens(len(tokens), request, isinstance(prompt, ChatPrompt))
+            tokens = await _tokens(prompt, segments, engine)
+            max_tokens = self._max_tokens(len(tokens), request, _param(prompt))
             for j in range(request.n):
                 index = len(sequences)
                 readers.append(reader := self._reader(request, prompt, segments, f"{id}:{index}"))
@@ -141,10 +141,11 @@ class Planner:
         Args:
             special: read control tokens out of a text prompt all the same.
             opening: let messages end with the opening of the assistant's turn.
+
+        Raises:
+            InvalidRequest: with the field's name in `param`.
         """
-        if isinstance(prompt, TokenPrompt):
-            return prompt.tokens
-        return await _tokenized(self._segments(prompt, special=special, opening=opening), engine)
+        return await _tokens(prompt, self._segments(prompt, special=special, opening=opening), engine)
 
     def _segments(self, prompt: Prompt, *, special: bool = False, opening: bool = True) -> list[Segment]:
         """The prompt's text in pieces; none for one that is tokens already."""
@@ -216,8 +217,7 @@ class Planner:
                     _known(max(prompt.tokens, default=0), size, "prompt")
             _known(max(request.sampling.logit_bias or (0,)), size, "logit_bias")
 
-    def _max_tokens(self, prompt: int, request: GenerationRequest, chat: bool) -> int:
-        param = "messages" if chat else "prompt"
+    def _max_tokens(self, prompt: int, request: GenerationRequest, param: str) -> int:
         if prompt == 0:
             raise InvalidRequest("The prompt is empty.", param=param)
         limit = self._info.context_length
@@ -255,11 +255,22 @@ class Planner:
         return Attendance(on_disconnect=asked.on_disconnect, grace_s=grace_s, retention_s=retention_s)
 
 
-async def _tokenized(segments: list[Segment], engine: Engine) -> tuple[int, ...]:
+async def _tokens(prompt: Prompt, segments: list[Segment], engine: Engine) -> tuple[int, ...]:
+    """The prompt's tokens, out of its segments where it is text."""
+    if isinstance(prompt, TokenPrompt):
+        return prompt.tokens
     tokens: list[int] = []
     for text, special in segments:
-        tokens += await engine.tokenize(text, special=special)
+        try:
+            tokens += await engine.tokenize(text, special=special)
+        except ValueError as exc:
+            raise InvalidRequest(str(exc), param=_param(prompt)) from exc
     return tuple(tokens)
+
+
+def _param(prompt: Prompt) -> str:
+    """The field that it came in."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
 
 
 def _with_forced_call(request: GenerationRequest) -> GenerationRequest:

@@ -29,7 +29,6 @@ from tokenflow.errors import (
     Draining,
     EngineClosed,
     IdempotencyConflict,
-    InvalidRequest,
     ModelNotFound,
     ReplayFull,
     StartupError,
@@ -199,10 +198,7 @@ class Service:
         self._refuse_if_draining()
         model = self.model(request.model)
         id = new_id(self.config.server.name)
-        try:
-            plan = await model.planner.plan(request, model.engine, id)
-        except ValueError as exc:  # an engine's tokenizer refused
-            raise InvalidRequest(str(exc), param="prompt") from exc
+        plan = await model.planner.plan(request, model.engine, id)
         known = self._known(request, key, digest)  # the same request may have come in the meantime
         if known is not None:
             return known, known.attach()
