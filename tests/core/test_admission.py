@@ -37,7 +37,7 @@ def test_the_last_place_is_not_given_while_others_wait() -> None:
 
 def test_only_what_changes_something_is_told() -> None:
     admission, told = Admission(1, 8), []
-    admission.on_change = lambda: told.append(admission.waiting)
+    admission.listen(lambda: told.append(admission.waiting))
     holder = admission.enter(1, lambda: None)
     waiters = [admission.enter(1, lambda: None) for _ in range(3)]
     assert told == [1]  # the first to wait: a thousand more must not make anybody look again

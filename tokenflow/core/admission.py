@@ -21,14 +21,24 @@ class Admission:
         self.slots = slots
         self.max_waiting = max_waiting
         self.free = slots
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when a first one begins to wait, and when slots have come back: others who wait change nothing."""
+        self._on_change: Callable[[], None] = lambda: None
         self._queue: deque[Ticket] = deque()
 
     @property
     def waiting(self) -> int:
         """Tickets that hold no slot yet."""
         return len(self._queue)
+
+    def listen(self, fn: Callable[[], None]) -> None:
+        """Call `fn` when a first one begins to wait, when slots have come back, and at `notify`.
+
+        Others who wait change nothing.
+        """
+        self._on_change = fn
+
+    def notify(self) -> None:
+        """Who holds slots has gone idle with them, or goes on."""
+        self._on_change()
 
     def enter(self, n: int, on_ready: Callable[[], None], *, back: bool = False) -> Ticket:
         """Take `n` slots, or a place to wait for them; `on_ready` is called once they are held, maybe at once.
@@ -50,7 +60,7 @@ class Admission:
         elif back or len(self._queue) < self.max_waiting:
             self._queue.append(ticket)
             if len(self._queue) == 1:
-                self.on_change()
+                self._on_change()
         else:
             raise QueueFull(
                 f"All {self.slots} slots and all {self.max_waiting} places to wait are taken. Try again later.",
@@ -72,7 +82,7 @@ class Admission:
         while self._queue and self._queue[0].n <= self.free:
             self._grant(self._queue.popleft())
         if held:
-            self.on_change()
+            self._on_change()
 
 
 class Ticket:

@@ -31,7 +31,7 @@ class RoomMaker:
         self._streams = streams
         self._park_hold_s = park_hold_s
         self._bell = trio.Event()
-        admission.on_change = lambda: self._bell.set()
+        admission.listen(lambda: self._bell.set())
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -57,27 +57,28 @@ def new_id(server: str) -> str:
 
 
 class Model:
-    """One `[models.<id>]`: its engine's host, its waiting room, and what judges requests for it."""
+    """One `[models.<id>]`: its engine's host, its waiting room, and what judges requests for it.
+
+    Args:
+        host: open, so that its engine has said what it is.
+        config: the deployment.
+
+    Raises:
+        StartupError: the configuration asks for what its engine cannot do, or its template does not compile.
+    """
 
     def __init__(self, host: EngineHost, config: Config) -> None:
         self.id = host.id
         self.host = host
-        self._config = config
         own = config.models.get(self.id)
-        self._chat_config = ChatConfig() if own is None else own.chat
         self.defaults = DefaultsConfig() if own is None else own.defaults
-        self.admission = Admission(0, config.limits.max_waiting)
-
-    def opened(self) -> None:
-        """Its engine is open for the first time: take over what it says of itself."""
-        info = self.host.info
-        self.admission.slots = self.admission.free = info.slots
-        config = self._config
-        chat = self._chat(info)
-        self._chat_capabilities = chat.capabilities if chat is not None else frozenset[str]()
+        info = host.info
         for name, value in self.defaults.sampling.items():
             if asks_for(name, value) and name not in info.capabilities:
                 raise StartupError(f"model {self.id!r}: its engine cannot do {name}; take that out of its `defaults`.")
+        chat = self._chat(info, ChatConfig() if own is None else own.chat)
+        self._chat_capabilities = chat.capabilities if chat is not None else frozenset[str]()
+        self.admission = Admission(info.slots, config.limits.max_waiting)
         rules = config.limits, config.timeouts, config.stream, config.replay
         self.planner = Planner(info, chat, *rules, self.defaults)
 
@@ -87,9 +88,8 @@ class Model:
         info = self.host.info
         return replace(info, capabilities=info.capabilities | self._chat_capabilities)
 
-    def _chat(self, info: EngineInfo) -> ChatModel | None:
+    def _chat(self, info: EngineInfo, chat: ChatConfig) -> ChatModel | None:
         """How it is talked with: as the configuration says, else as the model's file does."""
-        chat = self._chat_config
         templates = dict(info.chat_templates)
         if info.chat_template is not None:
             templates[DEFAULT] = info.chat_template
@@ -131,7 +131,9 @@ class Service:
     def __init__(self, config: Config, hosts: Mapping[str, EngineHost], feeds: Feeds) -> None:
         self.config = config
         self.feeds = feeds
-        self.models = {id: Model(host, config) for id, host in hosts.items()}
+        self._hosts = hosts
+        self.models: dict[str, Model] = {}
+        """Once they are open."""
         self.drain_begun = trio.Event()
         """Set once nothing more is admitted."""
         self.last_stream: Stream | None = None
@@ -152,9 +154,8 @@ class Service:
         Raises:
             StartupError: a sink or an engine does not open.
         """
-        async with alongside(self.feeds.run), alongside(*(model.host.run for model in self.models.values())):
-            for model in self.models.values():
-                model.opened()
+        async with alongside(self.feeds.run), alongside(*(host.run for host in self._hosts.values())):
+            self.models = {id: Model(host, self.config) for id, host in self._hosts.items()}
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._watch.run)
                 for model in self.models.values():
@@ -195,6 +196,8 @@ class Service:
         known = self._known(request, key, digest)
         if known is not None:
             return known, known.attach()
+        if self._nursery is None:
+            raise EngineClosed("The server is not open.")
         self._refuse_if_draining()
         model = self.model(request.model)
         id = new_id(self.config.server.name)
@@ -203,8 +206,6 @@ class Service:
         if known is not None:
             return known, known.attach()
         self._refuse_if_draining()
-        if self._nursery is None:
-            raise EngineClosed("The server is not open.")
         if not self._logs.has_room:
             raise ReplayFull("The replay logs of live streams are full. Try again later.", retry_after_s=1.0)
         identity = StreamIdentity(

@@ -349,7 +349,7 @@ class Stream:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
-            self._admission.on_change()
+            self._admission.notify()
 
     def _released(self, choice: Choice) -> None:
         """A sequence's slot is free; the last one gives them all back."""
@@ -372,7 +372,7 @@ class Stream:
         for choice in self._choices:
             choice.take_slot()
         self._regulate()
-        self._admission.on_change()
+        self._admission.notify()
 
     def allowed(self) -> None:
         """A reader has given credit."""
