@@ -614,9 +614,10 @@ class Stream:
 
     def _accept(self, record: Record[StreamEvent]) -> None:
         """The fastest reader has `record`: its credit goes back to where it came from."""
-        choice = self._choices[record.source]  # the end is nobody's alone, and takes no credit
-        if record.source >= 0:
-            choice.accept(1)
+        if record.source < 0:
+            return  # the end is nobody's alone, and took no credit
+        choice = self._choices[record.source]
+        choice.accept(1)
         if choice.slotless or (self._deadline.suspended and not self._stalled):
             self._regulate()
 
