@@ -81,7 +81,7 @@ def test_the_expired_go_first_then_the_ended_that_were_read_longest_ago_then_the
         logs.ended(log, until=5.0 if log is expired else 100.0)
     fill(live, 10)
     clock.now = 10.0
-    logs.read(read_again)
+    logs.being_read(read_again)
     assert held(expired, read_again, unread, live) == [10, 10, 10, 10]
     fill(live, 11)
     assert held(expired, read_again, unread, live) == [0, 10, 10, 21]

@@ -35,10 +35,8 @@ class LogStore:
         """Memory held by all logs, about."""
         self.evicted_records = 0
         """Counter: records dropped to make room for others."""
-        self._live: dict[int, ReplayLog[Any]] = {}
-        self._ended: dict[
-            int, tuple[ReplayLog[Any], float, Callable[[], None]]
-        ] = {}  # least recently read first; with its time
+        self._live: dict[ReplayLog[Any], None] = {}  # oldest first
+        self._ended: dict[ReplayLog[Any], tuple[float, Callable[[], None]]] = {}  # least recently read first
 
     def new(
         self,
@@ -52,27 +50,29 @@ class LogStore:
         Where it is to be kept, its stream is counted too, or a great many short ones would cost more than their logs.
         """
         log: ReplayLog[Any] = ReplayLog(on_accept, on_read=on_read, keep=keep, bounds=self._bounds, on_grow=self._grew)
-        self._live[id(log)] = log
+        self._live[log] = None
         if keep:
             self._grew(STREAM_BYTES)
         return log
 
     def ended(self, log: ReplayLog[Any], until: float, on_evict: Callable[[], None] = lambda: None) -> None:
         """Its stream has ended; it is kept for replay `until` then, or until room is needed: `on_evict`."""
-        del self._live[id(log)]
-        self._ended[id(log)] = (log, until, on_evict)
+        del self._live[log]
+        self._ended[log] = (until, on_evict)
 
-    def read(self, log: ReplayLog[Any]) -> None:
+    def being_read(self, log: ReplayLog[Any]) -> None:
         """Somebody reads `log`: among the ended ones it goes last now."""
-        if id(log) in self._ended:
-            self._ended[id(log)] = self._ended.pop(id(log))
+        if log in self._ended:
+            self._ended[log] = self._ended.pop(log)
 
     def forget(self, log: ReplayLog[Any]) -> None:
         """Drop all of `log`. Repeatable."""
-        if id(log) in self._ended:
-            _, _, on_evict = self._ended.pop(id(log))
+        if log in self._ended:
+            _, on_evict = self._ended.pop(log)
             on_evict()
-        elif self._live.pop(id(log), None) is None:
+        elif log in self._live:
+            del self._live[log]
+        else:
             return
         if log.keep:
             self._grew(-STREAM_BYTES)
@@ -86,13 +86,12 @@ class LogStore:
     def _make_room(self) -> None:
         """Evict, in order, until the total holds or nothing may go."""
         now = self._clock()
-        ended = sorted(self._ended.values(), key=lambda kept: kept[1] > now)  # stable: least recently read first
-        for log, _, _ in ended:
+        for log in sorted(self._ended, key=lambda log: self._ended[log][0] > now):  # stable: least recently read first
             if self.has_room:
                 return
             self.evicted_records += log.statistics().held
             self.forget(log)
-        for log in sorted(self._live.values(), key=lambda log: log.bytes, reverse=True):
+        for log in sorted(self._live, key=lambda log: log.bytes, reverse=True):
             while not self.has_room and (dropped := log.drop_oldest()):
                 self.evicted_records += dropped
 

@@ -243,7 +243,7 @@ class Stream:
         """
         reader = StreamReader(self, self._log, after, credit)
         self._readers.add(reader)
-        self._logs.read(self._log)
+        self._logs.being_read(self._log)
         if self._unread.is_set():
             self._unread = trio.Event()
         self._move_deadline(lambda now: self._deadline.returned(), trio.current_time())
