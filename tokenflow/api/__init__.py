@@ -1,4 +1,4 @@
-"""All that a plugin imports. Semantic versioning holds here: see `API_VERSION`.
+"""All that a plugin imports.
 
 `Stepper`, `LoopEngine` and the other adapters may be inherited from. `Delta`, `Send`, `Sequence`, `Step` and `StepLoop`
 may not: where tokenflow is compiled, they cannot.
@@ -8,7 +8,7 @@ from tokenflow.api.adapters import LoopEngine, engine_from_blocking_iterator, en
 from tokenflow.api.context import check_context, warn_beyond_training, warn_of_small_cache
 from tokenflow.api.engine import Engine, StructuredEngine
 from tokenflow.api.grammar import Grammars, Matcher
-from tokenflow.api.hookspecs import API_VERSION, EnginePlugin, SinkPlugin, hookimpl
+from tokenflow.api.hookspecs import EnginePlugin, SinkPlugin, hookimpl
 from tokenflow.api.loop import Sequence, Step, StepLoop
 from tokenflow.api.models import ModelSource, cache_dir
 from tokenflow.api.send import Send
@@ -47,7 +47,6 @@ from tokenflow.core.types import (
 from tokenflow.errors import ContextLengthExceeded, EngineClosed, EngineError, EngineStuck, InvalidRequest, StartupError
 
 __all__ = [
-    "API_VERSION",
     "BYTE_TOKEN",
     "GPT2_BYTES",
     "TBT_BUCKETS_S",

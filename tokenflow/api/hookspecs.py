@@ -23,7 +23,6 @@ from tokenflow.api.models import ModelSource
 from tokenflow.api.sink import Sink
 
 PROJECT = "tokenflow"
-API_VERSION = "0.1"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
