@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tokenflow.core.types import EngineInfo
@@ -17,24 +17,24 @@ class ModelEntry:
     """What clients ask for."""
     created: int
     """Unix seconds; since when it is served."""
-    info: EngineInfo | None = None
-    """None while its engine is not open: it is offered, and what it can do is not known yet."""
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    info: EngineInfo
+    defaults: Mapping[str, float]
     """What holds for requests that do not say, by the fields' names."""
 
 
 def model_object(entry: ModelEntry) -> dict[str, Any]:
     """One model, for `GET /v1/models/{id}`."""
-    shown: dict[str, Any] = {"id": entry.id, "object": "model", "created": entry.created, "owned_by": "tokenflow"}
-    if entry.info is not None:
-        shown |= {
-            "context_length": entry.info.context_length,
-            "max_model_len": entry.info.context_length,  # as vLLM calls it, and clients made for that look for
-            "slots": entry.info.slots,
-            "capabilities": sorted(entry.info.capabilities),
-            "defaults": dict(entry.defaults),
-        }
-    return shown
+    return {
+        "id": entry.id,
+        "object": "model",
+        "created": entry.created,
+        "owned_by": "tokenflow",
+        "context_length": entry.info.context_length,
+        "max_model_len": entry.info.context_length,  # as vLLM calls it, and clients made for that look for
+        "slots": entry.info.slots,
+        "capabilities": sorted(entry.info.capabilities),
+        "defaults": dict(entry.defaults),
+    }
 
 
 def model_list(entries: Iterable[ModelEntry]) -> dict[str, Any]:

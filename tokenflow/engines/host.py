@@ -22,6 +22,8 @@ log = logging.getLogger("tokenflow.engines")
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_S = 30.0
 """Open for this long, it counts as mended, and the pauses begin anew. One that breaks at its first work never is."""
+WEDGED_S = 30.0
+"""A step that takes longer than this makes the model not ready."""
 
 
 class EngineHost:
@@ -31,14 +33,12 @@ class EngineHost:
         id: the model's id, as clients ask for it.
         plugin: what opens it.
         options: an instance of `plugin.config`.
-        wedged_s: a step that takes longer than this makes the model not ready.
     """
 
-    def __init__(self, id: str, plugin: EnginePlugin[Any], options: Any, *, wedged_s: float = 30.0) -> None:
+    def __init__(self, id: str, plugin: EnginePlugin[Any], options: Any) -> None:
         self.id = id
         self.plugin = plugin
         self._options = options
-        self._wedged_s = wedged_s
         self._engine: Engine | None = None
         self._opening = trio.CancelScope()
         self._open_since = inf
@@ -65,7 +65,7 @@ class EngineHost:
 
     async def ready(self) -> bool:
         """It is open, and no step has been going on for too long."""
-        return self._engine is not None and (await self._engine.stats()).step_age_s < self._wedged_s
+        return self._engine is not None and (await self._engine.stats()).step_age_s < WEDGED_S
 
     def fail(self, engine: Engine, why: str) -> None:
         """Give `engine` up and open a new one; nothing, where that has been done: several may be stuck in it."""

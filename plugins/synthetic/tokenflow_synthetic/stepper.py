@@ -50,16 +50,12 @@ class SyntheticStepper:
         config: what holds for every sequence whose prompt has no directive.
         clock: seconds; `trio.current_time` in mock time.
         wait: a step with nothing due waits, in the thread that it runs in.
-
-    Attributes:
-        last_id: the request that got a slot last.
     """
 
     def __init__(self, config: SyntheticConfig, *, clock: Callable[[], float] = monotonic, wait: bool = True) -> None:
         self.config = config
         self.prompt_tokens = 0
         self._requests: dict[str, list[Row]] = {}
-        self.last_id = ""
         self.rows: dict[Sequence, Row] = {}
         self.unwedge = threading.Event()
         """Set it to free an engine that `wedge_at` hung."""
@@ -164,7 +160,6 @@ class SyntheticStepper:
         self._interrupt.acquire(timeout=min(max(duration_s, 0.0), SLICE_S))
 
     def _remember(self, request_id: str, row: Row) -> None:
-        self.last_id = request_id
         self._requests.setdefault(request_id, []).append(row)
         while len(self._requests) > REMEMBERED:
             del self._requests[next(iter(self._requests))]
