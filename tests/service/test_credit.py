@@ -9,7 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from tests.service.conftest import STEP_S, Rig, open_rig
-from tokenflow.core.types import Attendance, Delta
+from tokenflow.core.states import Phase
+from tokenflow.core.types import Attendance, Delta, GenerationRequest, TextPrompt
 from tokenflow.service.reader import StreamReader
 from tokenflow.service.records import Ended
 from tokenflow.service.stream import Stream
@@ -88,6 +89,51 @@ async def test_choices_share_it_and_what_one_does_not_need_the_others_get(
             takes.reader.allow(1)
         await r.settle()
         assert len(takes.deltas) == 10 * n and takes.end.reasons == ("length",) * n
+
+
+UNEQUAL = (TextPrompt(text='{"synthetic": {"stop_at": 3, "tokens_per_s": 5}}'), TextPrompt(text="a long one"))
+"""Two choices, of which one ends early."""
+
+
+async def ask_unequal(r: Rig) -> tuple[Stream, StreamReader]:
+    request = GenerationRequest(model="", prompts=UNEQUAL, stream=True, max_tokens=100)
+    return await r.service.open(request, key="-", route="/test")
+
+
+async def test_what_a_choice_that_ended_did_not_use_the_others_get_at_once(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    async with open_rig(slots=2) as r:
+        stream, reader = await ask_unequal(r)
+        reader.allow(10)
+        takes = Takes(reader)
+        nursery.start_soon(takes.run)
+        await trio.sleep(10)
+        assert made(r, stream) - 1 == len(takes.deltas) == 10, "one token was the end"
+        stream.cancel("client")
+
+
+async def test_where_only_those_are_left_that_wait_for_the_reader_silence_is_its_doing(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_rig(slots=2, stream={"window": 8}, timeouts={"idle_timeout_s": 2.0}) as r:
+        stream, reader = await ask_unequal(r)
+        await trio.sleep(60)
+        assert stream.phase is Phase.DECODE and stream.idle_since is not None, "others may have its slots"
+        stream.cancel("client")
+        reader.close()
+
+
+async def test_what_can_be_joined_by_nothing_more_is_handed_on_at_once(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    async with open_rig(tokens_per_s=100) as r:
+        stream, takes = await start(nursery, r, 1, coalesce_ms=1000)
+        for total in range(1, 10):
+            await trio.sleep(0.1)
+            assert len(takes.deltas) == total
+            takes.reader.allow(1)
+        stream.cancel("client")
 
 
 async def test_coalesced_deltas_count_as_the_records_that_they_become(

@@ -558,6 +558,8 @@ class Stream:
             self._note_idleness(now)  # it may have been paused, or left, while it waited
         elif isinstance(event, Finished):
             choice.reason = event.reason
+            if not self._finished:  # what it did not use is the others', or they are all that is stalled now
+                self._regulate()
         elif isinstance(event, Released):
             self._released(choice)
         else:
@@ -581,6 +583,8 @@ class Stream:
             self._watch.look_at(self)
         if stalled:
             self._note_idleness(now)
+            if self._coalescer is not None:  # nothing more can come to it
+                self._coalescer.flush()
 
     def _append_read(self, choice: Choice, delta: Delta, events: int, now: float, *, hold: bool = False) -> None:
         """Append what is certain of the message: it is read before it gets a number, so that it replays as it was."""
