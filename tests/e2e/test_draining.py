@@ -250,9 +250,19 @@ async def test_who_lives_at_the_second_signal_is_told_too(serve: Serve) -> None:
         assert "client left" not in server.log
 
 
-async def test_an_engine_that_hangs_delays_nothing(serve: Serve) -> None:
-    with serve(draining(0.3)) as server:
-        async with connect(server.port) as wire:
-            await wire.open(COMPLETIONS, completion(directive(wedge_at=1)))
+async def test_an_engine_that_hangs_delays_nothing_and_everyone_is_told(serve: Serve) -> None:
+    ledger = '[sinks.ledger]\npath = "ledger.jsonl"\n'
+    with serve(draining(0.3).replace("slots = 200", "slots = 1") + ledger) as server:
+        async with connect(server.port) as wire, connect(server.port) as waiting:
+            head = await wire.open(COMPLETIONS, completion(directive(wedge_at=1)))
             await wire.until(1)
-            await ended(server, terminate(server), 0.3, left_behind=True)
+            waiting_head = await waiting.open(COMPLETIONS, completion("hello"))
+            began = terminate(server)
+            assert Streamed(head, await wire.frames()).reason == "draining"
+            assert Streamed(waiting_head, await waiting.frames()).reason == "draining"
+            await ended(server, began, 0.3, left_behind=True)
+        lines = [json.loads(line) for line in (server.folder / "ledger.jsonl").read_text().splitlines()]
+        assert {(line["reason"], line["code"], line["generated_tokens"]) for line in lines} == {
+            ("error", "draining", 1),
+            ("error", "draining", 0),
+        }

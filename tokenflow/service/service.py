@@ -45,6 +45,8 @@ from tokenflow.service.watch import Watch
 
 GOING_DOWN = "The server is shutting down. Ask again: another replica, or this one after its restart, will answer."
 
+LET_GO_S = 0.3
+"""For which engines are waited for at the end: most need a step. A sink then still has its second to write in."""
 REMEMBERED = 1024
 """Streams that have ended and are not kept, and can still be cancelled: a cancel may come a moment after the end."""
 
@@ -296,6 +298,10 @@ class Service:
         """End every live stream with `draining`; returns when their readers have it too, or have gone."""
         for stream in list(self._streams.values()):
             stream.cancel("server", Draining(GOING_DOWN, retry_after_s=1.0))
+        with trio.move_on_after(LET_GO_S):
+            await self._wait_no_streams()
+        for stream in list(self._streams.values()):
+            stream.give_up()
         await self._wait_no_streams()
 
     # --- for probes and pages ---------------------------------------------------------------------------------------

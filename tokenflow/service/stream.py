@@ -96,6 +96,7 @@ class Stream:
 
     __slots__ = (
         "_account",
+        "_accounted",
         "_admission",
         "_admitted_at",
         "_called_off",
@@ -106,6 +107,7 @@ class Stream:
         "_coalescer",
         "_deadline",
         "_ended_as",
+        "_ended_in",
         "_failure",
         "_fault_logged",
         "_forgotten",
@@ -115,6 +117,7 @@ class Stream:
         "_logged",
         "_logs",
         "_readers",
+        "_released_at",
         "_scope",
         "_sequences",
         "_slots_held",
@@ -177,7 +180,9 @@ class Stream:
         self._forgotten = trio.Event()  # its log had to make room
         self._held_by_client = False  # paused through the API
         self._ended_as = Outcome("stop", "engine")  # until it has ended
-        self._admitted_at = now
+        self._ended_in = Phase.QUEUE
+        self._released_at = self._admitted_at = now
+        self._accounted = False
         self._failure: Exception | None = None  # of its engine, before it was called off
         self._fault_logged = False  # each of its sequences may hear of the same one
         self._cancel: Outcome | None = None
@@ -406,25 +411,43 @@ class Stream:
             failure = exc
             self._log_fault("it failed", exc)
         finally:
-            released_at = trio.current_time()
-            try:
-                self._ticket.leave()
-                self._ended_as, end = self._end(failure)
-            except Exception as exc:  # ours, and this stream's alone: it must not end the others
-                log.error("%s: its end failed", self.identity.id, exc_info=exc)
-                self._ended_as, end = self._end_by_fault()
-            phase = self._deadline.done()
-            self._watch.forget(self)
-            self._log.seal(end, at=released_at)
-            until = self.attendance.retention_s or 0.0
-            self._logs.ended(self._log, trio.current_time() + until, self._forgotten.set)
-            self._forget_what_was_asked()
+            self._conclude(failure)
             try:
                 with trio.move_on_after(TAIL_S):
                     await self._unread.wait()  # the tail may still be being read
             finally:
-                dropped = sum([choice.dropped for choice in self._choices])
-                self._account.close(self._ended_as, phase, released_at, dropped)
+                self._close_account()
+
+    def give_up(self) -> None:
+        """Tell its end, and account for it, though its engine has not let go of it: the server does not wait longer."""
+        if self.phase is not Phase.DONE:
+            self._conclude(None)
+            self._close_account()
+
+    def _conclude(self, failure: Exception | None) -> None:
+        """Tell its end, the first time."""
+        if self._log.sealed:
+            return
+        self._released_at = trio.current_time()
+        try:
+            self._ticket.leave()
+            self._ended_as, end = self._end(failure)
+        except Exception as exc:  # ours, and this stream's alone: it must not end the others
+            log.error("%s: its end failed", self.identity.id, exc_info=exc)
+            self._ended_as, end = self._end_by_fault()
+        self._ended_in = self._deadline.done()
+        self._watch.forget(self)
+        self._log.seal(end, at=self._released_at)
+        until = self.attendance.retention_s or 0.0
+        self._logs.ended(self._log, self._released_at + until, self._forgotten.set)
+        self._forget_what_was_asked()
+
+    def _close_account(self) -> None:
+        """Write the usage record, the first time."""
+        if not self._accounted:
+            self._accounted = True
+            dropped = sum([choice.dropped for choice in self._choices])
+            self._account.close(self._ended_as, self._ended_in, self._released_at, dropped)
 
     async def keep(self) -> None:
         """Wait for as long as its log can still be replayed, then forget it."""
