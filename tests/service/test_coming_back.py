@@ -394,3 +394,13 @@ def test_exactly_once_however_often_it_breaks(
             assert made(r, stream) == 80
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+async def test_of_a_live_stream_whose_beginning_is_gone_the_key_is_told_which_it_is(autojump_clock: MockClock) -> None:
+    async with open_rig(replay={"stream_records": 10}, tokens_per_s=10) as r:
+        stream, reader = await ask(r, max_tokens=200)
+        await read_some(reader, 50)
+        with pytest.raises(ResumeWindowLost) as caught:
+            await ask(r, max_tokens=200)
+        assert caught.value.details["id"] == stream.identity.id
+        reader.close()

@@ -31,6 +31,7 @@ from tokenflow.errors import (
     IdempotencyConflict,
     ModelNotFound,
     ReplayFull,
+    ResumeWindowLost,
     StartupError,
     StreamNotFound,
 )
@@ -51,6 +52,15 @@ REMEMBERED = 1024
 """Streams that have ended and are not kept, and can still be cancelled: a cancel may come a moment after the end."""
 
 log = logging.getLogger("tokenflow.service")
+
+
+def _from_the_beginning(stream: Stream) -> StreamReader:
+    """A reader of what an idempotency key stands for. ResumeWindowLost says which stream that is."""
+    try:
+        return stream.attach()
+    except ResumeWindowLost as exc:
+        exc.details |= {"id": stream.identity.id}
+        raise
 
 
 def new_id(server: str) -> str:
@@ -197,7 +207,7 @@ class Service:
         """
         known = self._known(request, key, digest)
         if known is not None:
-            return known, known.attach()
+            return known, _from_the_beginning(known)
         if self._nursery is None:
             raise EngineClosed("The server is not open.")
         self._refuse_if_draining()
@@ -206,7 +216,7 @@ class Service:
         plan = await model.planner.plan(request, model.engine, id)
         known = self._known(request, key, digest)  # the same request may have come in the meantime
         if known is not None:
-            return known, known.attach()
+            return known, _from_the_beginning(known)
         self._refuse_if_draining()
         if not self._logs.has_room:
             raise ReplayFull("The replay logs of live streams are full. Try again later.", retry_after_s=1.0)
