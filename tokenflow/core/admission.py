@@ -63,7 +63,7 @@ class Admission:
                 self._on_change()
         else:
             raise QueueFull(
-                f"All {self.slots} slots and all {self.max_waiting} places to wait are taken. Try again later.",
+                f"All slots ({self.slots}) and places to wait ({self.max_waiting}) are taken. Try again later.",
                 retry_after_s=1.0,
             )
         return ticket

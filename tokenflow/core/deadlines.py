@@ -20,10 +20,10 @@ from tokenflow.core.types import Timeouts
 class Deadline:
     """When the stream must be given up, and under which name."""
 
-    __slots__ = ("_grace_at", "_span_at", "_timeouts", "paused", "phase", "stalled", "suspended", "total_at")
+    __slots__ = ("_grace_at", "_span_at", "paused", "phase", "stalled", "suspended", "timeouts", "total_at")
 
     def __init__(self, timeouts: Timeouts, now: float) -> None:
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self.phase = Phase.QUEUE
         self.stalled = False
         """The reader's window is full."""
@@ -41,7 +41,7 @@ class Deadline:
 
     def slot_taken(self, now: float) -> None:
         self.phase = move(PHASE_MOVES, self.phase, Phase.PREFILL)
-        self._span_at = now + self._timeouts.prefill_s
+        self._span_at = now + self.timeouts.prefill_s
         self._suspend()
 
     def token(self, now: float, *, stalled: bool) -> bool:
@@ -54,7 +54,7 @@ class Deadline:
         if self.phase is not Phase.DECODE:
             self.phase = move(PHASE_MOVES, self.phase, Phase.DECODE)
         self.stalled = stalled
-        self._span_at = now + self._timeouts.idle_s
+        self._span_at = now + self.timeouts.idle_s
         self.suspended = stalled or self.paused
         return not moved_on
 
@@ -64,7 +64,7 @@ class Deadline:
         self.stalled, self.paused = stalled, paused
         self._suspend()
         if was and not self.suspended:
-            self._span_at = now + (self._timeouts.prefill_s if self.phase is Phase.PREFILL else self._timeouts.idle_s)
+            self._span_at = now + (self.timeouts.prefill_s if self.phase is Phase.PREFILL else self.timeouts.idle_s)
 
     def _suspend(self) -> None:
         in_queue, decodes = self.phase is Phase.QUEUE, self.phase is Phase.DECODE

@@ -557,15 +557,19 @@ class Stream:
         return tuple([reason or "cancelled" for reason in self._reasons])
 
     def _timeout(self) -> TokenflowError:
+        spans = self._deadline.timeouts
         match self._deadline.code:
             case "queue_timeout":
-                return QueueTimeout("No slot came free in time. Try again later.", retry_after_s=1.0)
+                return QueueTimeout(
+                    f"No slot came free within {spans.queue_s:g} s (queue_timeout_s). Try again later.",
+                    retry_after_s=1.0,
+                )
             case "prefill_timeout":
-                return PrefillTimeout("The first token did not come in time.")
+                return PrefillTimeout(f"The first token did not come within {spans.prefill_s:g} s (prefill_timeout_s).")
             case "idle_timeout":
-                return IdleTimeout("The engine went silent between tokens.")
+                return IdleTimeout(f"The engine was silent for {spans.idle_s:g} s between tokens (idle_timeout_s).")
             case _:
-                return TotalTimeout("The stream did not end in time.")
+                return TotalTimeout(f"The stream did not end within {spans.total_s:g} s (total_timeout_s).")
 
     # --- what the engine sends, and what the readers take -----------------------------------------------------------
 
