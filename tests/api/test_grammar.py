@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tokenflow.api import Grammar, Grammars, InvalidRequest
+from tokenflow.api.grammar import _Worker
 
 END = 256
 
@@ -227,6 +229,26 @@ async def test_few_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch)
         assert len(grammars._kept) > n or n >= 2
     assert regex("kept 3") in grammars._kept
     assert regex("kept 0") not in grammars._kept
+
+
+async def test_a_process_that_hangs_holds_nobody(
+    grammars: Grammars, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the kernel, where SIGKILL does not reach it."""
+
+    class Hanging:
+        stdin = stdout = None
+
+        def kill(self) -> None: ...
+
+        async def wait(self) -> None:
+            await trio.sleep_forever()
+
+    monkeypatch.setattr(grammars, "_worker", _Worker(Hanging()))
+    with trio.move_on_after(60) as scope:
+        scope.cancel()
+        await grammars._dismiss()
+    assert grammars._worker is None
 
 
 # --- anything at all ------------------------------------------------------------------------------------------------

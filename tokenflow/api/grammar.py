@@ -34,6 +34,7 @@ KEPT = 64
 MAX_STEP_S = 0.5
 """Processor time for one token of one sequence; others wait for it. A usual one takes 0.1 ms."""
 WORKER_START_S = 30.0
+KILL_S = 5.0
 
 
 class Matcher:
@@ -164,8 +165,7 @@ class Grammars:
     async def _dismiss(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            with trio.CancelScope(shield=True):  # a killed process is gone at once
-                await worker.kill()
+            await worker.kill()
 
 
 async def _start_worker(vocabulary: tuple[list[bytes], list[int], list[int]]) -> _Worker:
@@ -178,8 +178,7 @@ async def _start_worker(vocabulary: tuple[list[bytes], list[int], list[int]]) ->
         with trio.fail_after(WORKER_START_S):
             await worker.ask(vocabulary)
     except BaseException as exc:
-        with trio.CancelScope(shield=True):
-            await worker.kill()
+        await worker.kill()
         if isinstance(exc, trio.TooSlowError | EOFError):
             raise EngineError("The process that compiles grammars does not start.") from exc
         raise
@@ -215,8 +214,10 @@ class _Worker:
         return marshal.loads(received[4:])
 
     async def kill(self) -> None:
+        """Cancelled or not. It is gone at once, but for one that hangs in the kernel: nobody waits for that."""
         self._process.kill()
-        await self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                await stream.aclose()
+        with trio.move_on_after(KILL_S, shield=True):
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    await stream.aclose()
+            await self._process.wait()
