@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from tokenflow.api import Grammar, Grammars, InvalidRequest
 from tokenflow.api.grammar import _Worker
+from tokenflow.errors import Overloaded
 
 END = 256
 
@@ -229,6 +230,44 @@ async def test_few_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPatch)
         assert len(grammars._kept) > n or n >= 2
     assert regex("kept 3") in grammars._kept
     assert regex("kept 0") not in grammars._kept
+
+
+@pytest.fixture
+async def busy(grammars: Grammars, nursery: trio.Nursery) -> Grammars:
+    """With somebody's grammar that is being compiled for good."""
+
+    async def compile_on(task_status: trio.TaskStatus[None]) -> None:
+        async with grammars._turn:
+            task_status.started()
+            await trio.sleep_forever()
+
+    await nursery.start(compile_on)
+    return grammars
+
+
+async def test_who_waits_long_for_others_is_told_to_come_back(busy: Grammars, autojump_clock: MockClock) -> None:
+    began = trio.current_time()
+    with trio.fail_after(60), pytest.raises(Overloaded) as caught:
+        await busy.compile(regex("behind others"), budget_s=1.5)
+    assert trio.current_time() - began == 3
+    assert caught.value.retry_after_s == 1
+
+
+async def test_a_sequence_waits_as_long_as_it_may(busy: Grammars, autojump_clock: MockClock) -> None:
+    with trio.move_on_after(3600) as scope:
+        await busy.matcher(regex("accepted before"))
+    assert scope.cancelled_caught
+
+
+async def test_what_was_driven_out_has_as_much_time_as_it_was_accepted_with(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenflow.api.grammar.BUDGET_S", 0.0)
+    monkeypatch.setattr("tokenflow.api.grammar.KEPT", 1)
+    await grammars.compile(regex("accepted"), budget_s=60)
+    await grammars.compile(regex("another"), budget_s=60)
+    assert regex("accepted") not in grammars._kept
+    assert await allows(grammars, regex("accepted"), "accepted")
 
 
 async def test_a_process_that_hangs_holds_nobody(

@@ -55,5 +55,6 @@ class StructuredEngine(Engine, Protocol):
 
         Raises:
             InvalidRequest: what is wrong with it, and where.
+            Overloaded: its turn has not come.
         """
         ...

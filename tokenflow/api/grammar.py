@@ -12,6 +12,7 @@ bounded by llguidance, and once more by `MAX_STEP_S`: a grammar that has been th
 from __future__ import annotations
 
 import marshal
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,10 +26,12 @@ import trio
 
 from tokenflow.api import grammar_worker
 from tokenflow.core.types import Grammar
-from tokenflow.errors import EngineError, InvalidRequest
+from tokenflow.errors import EngineError, InvalidRequest, Overloaded
 
 BUDGET_S = 3.0
 """For compiling one grammar, where nobody says otherwise."""
+TURNS = 2
+"""Budgets that one waits for its turn to compile."""
 KEPT = 64
 """Compiled grammars that are kept, those used last."""
 MAX_STEP_S = 0.5
@@ -105,6 +108,8 @@ class Grammars:
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()
         self._worker: _Worker | None = None
         self._turn = trio.Lock()
+        self._budget_s = BUDGET_S
+        """The longest that anybody gave."""
 
     async def __aenter__(self) -> Grammars:
         return self
@@ -119,23 +124,38 @@ class Grammars:
 
         Raises:
             InvalidRequest: what is wrong with it, and where.
+            Overloaded: its turn has not come.
         """
-        await self._compiled(grammar, budget_s)
+        self._budget_s = max(self._budget_s, budget_s)
+        await self._compiled(grammar, budget_s, TURNS * budget_s)
 
     async def matcher(self, grammar: Grammar) -> Matcher:
-        """For one new sequence. InvalidRequest as in `compile`."""
-        return Matcher((await self._compiled(grammar, BUDGET_S)).deep_copy(), grammar.param)
+        """For one new sequence. InvalidRequest as in `compile`.
 
-    async def _compiled(self, grammar: Grammar, budget_s: float) -> Any:
+        What `compile` accepted and others drove out since is compiled again, with as much time; and for its turn it
+        waits as long as its sequence may.
+        """
+        return Matcher((await self._compiled(grammar, self._budget_s, math.inf)).deep_copy(), grammar.param)
+
+    async def _compiled(self, grammar: Grammar, budget_s: float, wait_s: float) -> Any:
         await trio.lowlevel.checkpoint_if_cancelled()
         if grammar not in self._kept:
-            async with self._turn:
+            await self._take_turn(wait_s)
+            try:
                 if grammar not in self._kept:
                     self._kept[grammar] = await self._compile(grammar, budget_s)
                     while len(self._kept) > KEPT:
                         self._kept.popitem(last=False)
+            finally:
+                self._turn.release()
         self._kept.move_to_end(grammar)
         return self._kept[grammar]
+
+    async def _take_turn(self, wait_s: float) -> None:
+        with trio.move_on_after(wait_s) as wait:
+            await self._turn.acquire()
+        if wait.cancelled_caught:
+            raise Overloaded("Too many grammars are waiting to be compiled. Try again later.", retry_after_s=1.0)
 
     async def _compile(self, grammar: Grammar, budget_s: float) -> Any:
         source, error, place = await self._ask_worker(grammar, budget_s)
