@@ -1,8 +1,8 @@
 """A model's own chat template: messages to the text it was trained on, in pieces that are safe to tokenize.
 
-Templates come with model files and are programs, so they run in jinja2's sandbox with no way to change anything, and
-within bounds on what they may write and how far they may count. The bounds stop accidents and the plainest attacks; a
-template whose author means harm can still waste time, so a model file is something that an operator trusts.
+Templates come with model files and are programs, so they run in a sandbox with no way to change anything, and within
+bounds on what they may write and how far they may count: `chat.sandbox`. The bounds stop accidents and the plainest
+attacks; a template whose author means harm can still waste time, so a model file is something that an operator trusts.
 
 The dialect of jinja2 is the one that templates are written for: blocks trimmed, `break` and `continue`,
 `raise_exception`, `strftime_now`, a `tojson` that does not escape for HTML, and `{% generation %}`, which marks text
@@ -13,37 +13,21 @@ Pure: the clock is an argument. How user text is kept from spelling control toke
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from tokenflow.chat.expectations import Expectations, expectations
 from tokenflow.chat.marking import Marker, Marks, Segment, SpecialTokens, marks_beside
-from tokenflow.errors import InvalidRequest
-
-MAX_CHARS = 16_000_000
-"""The most that a template may write: several times the largest body that a server takes by default."""
-
-MAX_COUNT = 1_000_000
-"""How many numbers `range` may give in one rendering, and the largest number that a function is called with."""
+from tokenflow.chat.sandbox import MAX_CHARS, MAX_COUNT, Rejected, Sandbox, range_within, strftime_at
+from tokenflow.errors import InvalidRequest, described
 
 
 class TemplateError(ValueError):
     """The model's template is no template. The operator must give another, or another model file."""
-
-
-class _Rejected(Exception):
-    """The template itself refuses the messages."""
 
 
 class ChatTemplate:
@@ -69,12 +53,8 @@ class ChatTemplate:
         *,
         max_chars: int = MAX_CHARS,
     ) -> None:
-        environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-        )
-        environment.max_chars = max_chars
         try:
-            self._template = environment.from_string(source)
+            self._template = Sandbox(max_chars=max_chars).from_string(source)
         except jinja2.TemplateSyntaxError as exc:
             raise TemplateError(f"chat template, line {exc.lineno}: {exc.message}") from exc
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, TypeError) as exc:
@@ -142,10 +122,9 @@ class ChatTemplate:
     def _surroundings(self, given: dict[str, Any], opening: bool, now: datetime | None) -> dict[str, Any]:
         """What is given, and what every template finds."""
         context = given | self._tokens
-        context |= {"add_generation_prompt": opening, "range": _range_within(MAX_COUNT)}
-        context["raise_exception"] = _raise_exception
+        context |= {"add_generation_prompt": opening, "range": range_within(MAX_COUNT)}
         if now is not None:
-            context["strftime_now"] = now.strftime
+            context["strftime_now"] = strftime_at(now)
         return context
 
     def _render(self, context: dict[str, Any]) -> str:
@@ -160,12 +139,12 @@ class ChatTemplate:
                     )
         except InvalidRequest:
             raise
-        except _Rejected as exc:
+        except Rejected as exc:
             raise InvalidRequest(f"The model's chat template refuses these messages: {exc}", param="messages") from exc
         except Exception as exc:
             # Templates assume much about messages and fail in any way when it does not hold.
             raise InvalidRequest(
-                f"The model's chat template cannot render these messages: {type(exc).__name__}: {exc}", param="messages"
+                f"The model's chat template cannot render these messages: {described(exc)}", param="messages"
             ) from exc
         return "".join(pieces)
 
@@ -189,87 +168,3 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _strings(item)
-
-
-# --- what templates find --------------------------------------------------------------------------------------------
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _Rejected(message)
-
-
-def _range_within(total: int) -> Callable[..., range]:
-    """`range`, which jinja2 bounds by itself, bounded also in sum: loops within loops."""
-    left = total
-
-    def counted(*args: int) -> range:
-        nonlocal left
-        numbers = safe_range(*args)
-        left -= len(numbers)
-        if left < 0:
-            raise SecurityError(f"it counts to more than {total}")
-        return numbers
-
-    return counted
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    if indent is not None and indent > 16:
-        raise SecurityError("tojson indents by at most 16")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: its body."""
-
-    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, which keeps a template from touching anything, and bounds on what makes much out of little."""
-
-    max_chars = MAX_CHARS
-    intercepted_binops = frozenset({"*", "**", "%", "+"})
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.filters["tojson"] = _tojson
-        for name in ("center", "batch", "slice"):  # widths and counts without bound, and of no use for a prompt
-            del self.filters[name]
-        del self.globals["lipsum"]
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
-            # Exact types: templates add strings all the time, and this is the quickest that can be asked.
-            if (type(left) is str or type(left) is list) and len(left) > self.max_chars // 2:
-                self._check(len(left) + len(right))
-        elif operator == "%" and isinstance(left, str):
-            if re.search(r"\*|[0-9]{4}", left):
-                raise SecurityError("a format is too wide")
-        elif operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, Iterable) and isinstance(other, int):
-                    self._check(len(one) * other)  # type: ignore[arg-type]  # what can be multiplied has a length
-        elif operator == "**" and not (abs(left) <= MAX_COUNT and abs(right) <= 64):
-            raise SecurityError("a power is too large")
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, int) and abs(value) > MAX_COUNT:
-                raise SecurityError("a function is called with too large a number")
-        return super().call(context, obj, *args, **kwargs)
-
-    def _check(self, size: int) -> None:
-        if size > self.max_chars:
-            raise SecurityError(f"it builds more than {self.max_chars} characters")
