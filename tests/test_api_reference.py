@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenflow_prometheus.sink import PrometheusSink
 
-from tokenflow.api import Gauges
+from tokenflow.api import CAPABILITIES, Gauges
 from tokenflow.config import Config
 from tokenflow.dialects import openai_chat, openai_completions
 from tokenflow.errors import ConfigError, PluginError, StartupError, TokenflowError
@@ -59,6 +59,10 @@ def test_every_field() -> None:
     openai_chat.parse(chat)
     openai_completions.parse(plain)
     assert sorted((chat.asked | plain.asked) - WORDS - {""}) == []
+
+
+def test_every_capability() -> None:
+    assert sorted(CAPABILITIES - WORDS) == []
 
 
 def test_every_metric() -> None:

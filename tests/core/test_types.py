@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from tokenflow.core.types import (
+    CAPABILITIES,
     CallPiece,
     Delta,
     EngineInfo,
@@ -19,6 +20,7 @@ from tokenflow.core.types import (
     TokenLogprob,
     Usage,
 )
+from tokenflow.errors import PluginError
 
 
 @pytest.mark.parametrize(
@@ -56,3 +58,22 @@ LOGPROB = TokenLogprob("a", -0.1, b"a")
 )
 def test_what_travels_could_be_sent_to_another_process(value: object) -> None:
     assert pickle.loads(pickle.dumps(value)) == copy.deepcopy(value) == value
+
+
+def info(*capabilities: str) -> EngineInfo:
+    return EngineInfo(model="m", context_length=8, slots=1, capabilities=frozenset(capabilities))
+
+
+def test_a_capability_that_is_none_is_told_with_the_one_that_was_meant() -> None:
+    with pytest.raises(PluginError) as caught:
+        info("stop", "log_probs")
+    assert caught.value.message.startswith(
+        "its engine names a capability 'log_probs', which is none (did you mean logprobs?); there are banned_strings, "
+    )
+    with pytest.raises(PluginError, match="'telepathy', which is none; there are"):
+        info("telepathy")
+
+
+def test_all_capabilities_and_those_of_templates() -> None:
+    assert info(*CAPABILITIES, "chat", "tools", "reasoning").capabilities > CAPABILITIES
+    assert {"min_p", "xtc", "logprobs", "grammar", "release"} < CAPABILITIES

@@ -27,6 +27,7 @@ from tokenflow.core.lifecycle import (
 )
 from tokenflow.core.timings import TBT_BUCKETS_S, TTFT_BUCKETS_S, TTLT_BUCKETS_S
 from tokenflow.core.types import (
+    CAPABILITIES,
     Delta,
     Dry,
     EngineInfo,
@@ -48,6 +49,7 @@ from tokenflow.errors import ContextLengthExceeded, EngineClosed, EngineError, E
 
 __all__ = [
     "BYTE_TOKEN",
+    "CAPABILITIES",
     "GPT2_BYTES",
     "TBT_BUCKETS_S",
     "TTFT_BUCKETS_S",

@@ -6,13 +6,15 @@ Everything here could be sent over a process boundary: numbers, strings, tuples 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from tokenflow.core.deltas import CallPiece as CallPiece
 from tokenflow.core.deltas import Delta as Delta
 from tokenflow.core.deltas import MessageDelta as MessageDelta
 from tokenflow.core.deltas import TokenLogprob as TokenLogprob
+from tokenflow.errors import PluginError
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
@@ -320,9 +322,22 @@ class Usage:
 # --- the engine itself ----------------------------------------------------------------------------------------------
 
 
+CAPABILITIES = frozenset(field.name for field in fields(Sampling)) | {
+    *("logprobs", "stop", "ignore_eos", "grammar", "prefix_cache", "pause", "release"),
+}
+"""All that an engine can say of itself in `EngineInfo.capabilities`; docs/api.md says what each is."""
+
+_OF_TEMPLATES = {"chat", "tools", "reasoning"}
+"""Capabilities that the server adds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What an engine is and can do; fixed while it is open."""
+    """What an engine is and can do; fixed while it is open.
+
+    Raises:
+        PluginError: there is no such capability.
+    """
 
     model: str
     """For people: a file's name, a description."""
@@ -332,10 +347,7 @@ class EngineInfo:
     """Sequences decoded at once."""
     vocab_size: int = 0
     capabilities: frozenset[str] = frozenset()
-    """Names of `Sampling` fields it honours, and of: logprobs, stop, prefix_cache, pause, release, ignore_eos, grammar.
-
-    What templates bring (chat, tools, reasoning) is added by the server.
-    """
+    """Those of `CAPABILITIES` that it has. What templates bring (chat, tools, reasoning) is added by the server."""
     max_logprobs: int = 0
     chat_template: str | None = None
     """jinja2 source; None: no chat."""
@@ -345,6 +357,12 @@ class EngineInfo:
     eos_token: str = ""
     special_tokens: frozenset[str] = frozenset()
     """The texts of control tokens, which user text must not be able to spell."""
+
+    def __post_init__(self) -> None:
+        for name in sorted(self.capabilities - CAPABILITIES - _OF_TEMPLATES):
+            meant = "".join(f" (did you mean {close}?)" for close in get_close_matches(name, CAPABILITIES, n=1))
+            known = ", ".join(sorted(CAPABILITIES))
+            raise PluginError(f"its engine names a capability {name!r}, which is none{meant}; there are {known}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
