@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from quart import Response, g, request
@@ -47,6 +47,8 @@ class Dialect:
     encoder: Callable[[str, str, int, bool, int], Encoder]
     """(id, model, created, include_usage, choices) -> an encoder."""
     complete: Complete
+    called: Mapping[str, str] = field(default_factory=dict)
+    """Its own names for fields of a request that it has under another one: an error names them so."""
 
 
 CHAT = Dialect(name="openai", parse=openai_chat.parse, encoder=openai_chat.ChatEncoder, complete=openai_chat.complete)
@@ -58,7 +60,13 @@ COMPLETIONS = Dialect(
 )
 NAMED = Dialect(name="named", parse=named.parse, encoder=named.NamedEncoder, complete=openai_chat.complete)
 TOKENS = Dialect(name="small", parse=small.parse_generate, encoder=small.SmallEncoder, complete=small.complete)
-CONTENT = Dialect(name="small", parse=small.parse_chat, encoder=small.ContentEncoder, complete=small.complete)
+CONTENT = Dialect(
+    name="small",
+    parse=small.parse_chat,
+    encoder=small.ContentEncoder,
+    complete=small.complete,
+    called={"messages": "prompt"},
+)
 
 DIALECTS = {
     "/v1/chat/completions": CHAT,

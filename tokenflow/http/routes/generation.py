@@ -14,7 +14,7 @@ from quart_trio import QuartTrio
 from tokenflow.core.types import GenerationRequest
 from tokenflow.errors import InvalidRequest
 from tokenflow.http.framework import whole_body
-from tokenflow.http.speak import CONTENT, DIALECTS, as_body, as_events
+from tokenflow.http.speak import DIALECTS, as_body, as_events
 from tokenflow.service.service import Service
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/chat/completions_stream", "/generate", "/v1/chat/stream")
@@ -38,8 +38,7 @@ async def _generate(service: Service, path: str) -> Response:
     try:
         stream, reader = await service.open(asked, key=g.key, route=path, digest=digest)
     except InvalidRequest as exc:
-        if dialect is CONTENT and exc.param == "messages":
-            exc.param = "prompt"  # of which they were made
+        exc.param = exc.param and dialect.called.get(exc.param, exc.param)
         raise
     if asked.stream:
         return as_events(service, stream, reader, dialect, ids=asked.attendance.resumable)
