@@ -45,8 +45,9 @@ class EnginePlugin(Generic[C]):
         open: opens the engine for as long as the context lasts. Heavy imports belong inside. Raises `StartupError`
             with a line for people when it cannot. If what it runs fails later, it cancels its body and raises.
         models: files that `tokenflow pull NAME` can fetch for it.
-        missing: what `tokenflow config check`, and `serve` before it loads a model, say of files that a configuration
-            names and that cannot be had: the key, and what is wrong with the way out. It only looks, and makes nothing.
+        missing: `missing(config)` yields (key, message) for each file that the configuration names and that cannot be
+            read; the message says what is wrong and how to mend it. It creates nothing. Called by `tokenflow config
+            check`, and by `serve` before a model loads.
     """
 
     name: str

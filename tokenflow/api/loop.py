@@ -210,7 +210,7 @@ class Sequence:
 
 
 _NONE = -1
-"""Of steps, which count from 1; two before the first."""
+"""`lost_step` of a sequence that has lost none: low enough that `step - lost_step > 1` at step 1 too."""
 Pace = Callable[["StepLoop"], Awaitable[None]]
 
 DRAIN_EVENTS = 256

@@ -26,8 +26,8 @@ class Send:
     """The sending end of one sequence, a `trio.abc.SendChannel`. Trio's thread only.
 
     Args:
-        on_event: called with each event, in order, at once. What it raises reaches the sender. Nothing: a child's
-            `_deliver` has them.
+        on_event: called with each event, in order, at once. What it raises reaches the sender. Left out where a
+            subclass overrides `_deliver`.
         window: how many events the sequence may be ahead of its reader, at least 1.
     """
 
@@ -182,4 +182,4 @@ class Send:
             self._room = None
 
 
-trio.abc.SendChannel.register(Send)  # not its child: compiled, that would have its attributes in a dict
+trio.abc.SendChannel.register(Send)  # not inherited: compiled, with an interpreted base, it would get a `__dict__`

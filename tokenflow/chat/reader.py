@@ -112,7 +112,8 @@ class Scores:
     """Log-probabilities beside a text of which a reader lets only some out: those of the content's own tokens.
 
     An entry is a token's, and text may come later than its token (while it could be a stop string's) and be told later
-    still (while it could be markup). So entries wait here twice: for their text, and for the word about it.
+    still (while it could be markup). So entries wait here twice: for their text, and until it is known whether it was
+    content.
     """
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ class Source:
         """Hand on what comes before the first mark, and read the mark. None: the end came first.
 
         Args:
-            within: the text is within a call, so where it was stopped in what may be a mark, that was one.
+            within: inside a call: if the text was cut in the middle of what may be a mark, take it for one and drop it.
         """
         while True:
             certain = self.ended and not (within and self.cut)

@@ -31,8 +31,8 @@ def check_table(raw: Raw, path: KeyPath, value: object, cls: type[T], beside: It
 
     `beside`: keys that the table has as well, and that are read elsewhere.
 
-    Then the instance is made of the keys that are right, for checks that go further, and never served. None: they do
-    not make one.
+    If something is wrong, the instance is made of the right keys only: it serves later checks and is never used to run.
+    None if they do not suffice.
     """
     faults, instance = _check(value, cls)
     if _as_text(raw, path, value, faults):

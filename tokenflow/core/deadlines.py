@@ -48,7 +48,7 @@ class Deadline:
         """A token came; `stalled`: and the reader's window is full, so that the next may not.
 
         Returns:
-            Whether the moment may have come nearer, and not only moved on.
+            True if `at` may now be earlier than it was; False if it only moved later.
         """
         moved_on = self.phase is Phase.DECODE and not self.suspended
         if self.phase is not Phase.DECODE:

@@ -23,7 +23,7 @@ class TokenLogprob(NamedTuple):
 
     @property
     def characters(self) -> int:
-        """How many begin in it: one that several tokens make up begins in the first (RFC 3629, section 3)."""
+        """Characters whose first byte is in this token (RFC 3629, section 3)."""
         return len(self.bytes.translate(None, _CONTINUATION))
 
 
@@ -38,7 +38,7 @@ class Delta:
     tokens: int
     logprobs: tuple[TokenLogprob, ...]
     offset: int
-    """Characters of the tokens before, where each has a log-probability. The stream counts them, not the engine."""
+    """Where this delta begins in all scored text, in characters (OpenAI's `text_offset`); set by the stream."""
 
     def __init__(self, text: str, tokens: int = 1, logprobs: tuple[TokenLogprob, ...] = (), offset: int = 0) -> None:
         self.text = text

@@ -1,6 +1,8 @@
 """What a sink is told of a stream's life: plain records, in this order, each at most once a stream.
 
-    Admitted -> SlotTaken -> FirstToken -> Ended        (any suffix may be missing but Ended never is)
+    Admitted -> SlotTaken -> FirstToken -> Ended
+
+`Admitted` is always first and `Ended` always last; either or both between may be missing.
 
 Times are seconds; `at` is Unix time, everything else a duration on the server's monotonic clock.
 """

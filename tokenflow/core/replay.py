@@ -117,7 +117,9 @@ class ReplayLog(Generic[E]):
 
     @property
     def behind(self) -> bool:
-        """Somebody reads, and the fastest of them has not got to where a faster one, or nobody, has been before."""
+        """There are readers, and all of them are behind `accepted`: the furthest point that any reader has reached, or
+        running on without one has.
+        """
         return bool(self._readers) and max(reader.n for reader in self._readers) < self.accepted
 
     def statistics(self) -> Statistics:

@@ -117,7 +117,9 @@ class SequenceRequest:
     grammar: Grammar | None = None
     """What the text must match; the sequence ends (`stop`) where nothing more can follow."""
     shown: frozenset[str] = frozenset()
-    """Control tokens whose text is part of the output, for the reader who tells messages apart. Others have none."""
+    """Control tokens whose text is part of the output, because the message parser needs it; every other control token
+    yields no text.
+    """
     id: str = ""
     """For logs: the stream's id."""
     index: int = 0

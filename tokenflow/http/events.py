@@ -134,4 +134,4 @@ class EventBody:
         return self._encoder.failure(event.error, event_id=id)
 
 
-ResponseBody.register(EventBody)  # not its child: compiled, that would have its attributes in a dict
+ResponseBody.register(EventBody)  # not inherited: compiled, with an interpreted base, it would get a `__dict__`

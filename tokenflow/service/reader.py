@@ -42,7 +42,7 @@ class StreamReader:
         stream: what it reads.
         log: where that stands.
         after: it has everything up to this record.
-        credit: bind it at once; see `allow`.
+        credit: as if `allow(credit)` had been called before anything was read.
 
     Raises:
         ResumeWindowLost, InvalidRequest: `after` lies before or behind what the log holds.

@@ -60,8 +60,8 @@ def when_left(scope: Any, do: Callable[[], object]) -> None:
 
 def take_body(scope: Any, take: Callable[[bytes, bool], object]) -> Callable[[], None] | None:
     """Call `take` with each piece of the request's body and whether more will come: what has come now, the rest as it
-    does, from whichever task has it, until what this returns is called. `take` must not block, and is to hold no more
-    than it may, for it holds no client back.
+    does, from whichever task has it, until what this returns is called. `take` must not block, and gets no
+    back-pressure: it must bound what it keeps by itself.
 
     None: the server does not offer it; then they come by `receive`.
     """
