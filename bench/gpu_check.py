@@ -33,7 +33,7 @@ from typing import Any
 import trio
 
 from bench.client import stream
-from bench.serving_cost import _process, prompt
+from bench.serving_cost import prompt, served_by
 from tokenflow.api import Engine, Sampling, SequenceRequest, StartupError
 from tokenflow.testing.fakes import Recorder, company
 
@@ -151,7 +151,7 @@ def rates(model: Path, config: Path, tokens: int, rounds: int) -> dict[int, dict
     """Both in turn, in every round; a figure is the median over the rounds."""
     found: dict[int, list[tuple[float, float]]] = {n: [] for n in STREAMS}
     serve = [sys.executable, "-m", "tokenflow", "serve", "-c", str(config), "--port", "0", "--log-level", "error"]
-    with bare(model) as process, _process(serve, None) as port:
+    with bare(model) as process, served_by(serve, None) as port:
         assert process.stdin is not None and process.stdout is not None
         for n in (0, *range(1, rounds + 1)):
             for streams in STREAMS:

@@ -40,7 +40,7 @@ SLOTS = 8
 CONTEXT = 2048
 THREADS = len(os.sched_getaffinity(0))
 WORDS = ["river", "stone", "lamp", "music", "winter", "garden", "silver", "road", "paper", "cloud", "engine", "harbor"]
-CHAT = "/v1/completions"
+COMPLETIONS = "/v1/completions"
 
 
 def prompt(seed: int, words: int) -> str:
@@ -97,13 +97,13 @@ class Served:
         self._port = port
 
     def rate(self, streams: int, tokens: int, seed: int) -> Rate:
-        results = stream(self._port, CHAT, [body(seed + i, tokens, 8) for i in range(streams)])
+        results = stream(self._port, COMPLETIONS, [body(seed + i, tokens, 8) for i in range(streams)])
         for result in results:
             assert b"[DONE]" in result.raw, bytes(result.raw[-500:])
         return _rate([(result.first_s, result.last_s) for result in results], tokens)
 
     def ttft(self, seed: int, words: int) -> float:
-        [result] = stream(self._port, CHAT, [body(seed, 2, words)])
+        [result] = stream(self._port, COMPLETIONS, [body(seed, 2, words)])
         return result.first_s
 
 
@@ -137,18 +137,18 @@ def tokenflow() -> Iterator[Served]:
             "--log-level",
             "error",
         ]
-        with _process(command, folder) as port:
+        with served_by(command, folder) as port:
             yield Served(port)
 
 
 @contextmanager
 def llama_server() -> Iterator[Served]:
-    with _process([sys.executable, "-m", "bench.serving_cost", "--role", "llama-server"], None) as port:
+    with served_by([sys.executable, "-m", "bench.serving_cost", "--role", "llama-server"], None) as port:
         yield Served(port)
 
 
 @contextmanager
-def _process(command: list[str], folder: str | None) -> Iterator[int]:
+def served_by(command: list[str], folder: str | None) -> Iterator[int]:
     """Run a server until the block ends; its port, from the first URL that it prints."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
