@@ -3,6 +3,7 @@
 config      the options
 loading     a directory into GPU memory, or one line that says why not
 sampling    how a token is drawn
+guide       a grammar's matcher, as the library's filter
 job         one sequence in the library's hands: its failures are its own, its steps can be taken back
 batch       the library's generator, with sequences that pause
 results     what the generator says, as steps

@@ -6,6 +6,7 @@ compat      what depends on cyllama's release
 vocabulary  text to tokens and back
 slots       who holds which part of the KV cache, and which prefixes are kept
 sampling    how a token is drawn
+guide       a grammar's mask in the sampler chain
 stepper     continuous batching: the steps of the shared StepLoop
 engine      all of it as an `Engine`
 """
