@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from importlib import import_module, metadata
@@ -47,10 +48,22 @@ def import_on_gpu(library: str, version: str) -> ModuleType:
         raise StartupError(f"{library} does not load ({one_line(exc)}); install it anew, beside its PyTorch.") from exc
 
 
+def give_back() -> None:
+    """What nobody has any more goes back to the driver: PyTorch keeps it for itself, and it cannot be seen as free.
+
+    Models, caches and the traceback of a failure refer to each other, so most of it is found only by a collection.
+    """
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def free_bytes(split_gb: Sequence[float] | None = None) -> int:
     """What the GPUs have free, each no more than its part of the split."""
     import torch
 
+    give_back()  # an engine of this process may have ended just now
     free = [int(torch.cuda.mem_get_info(gpu)[0]) for gpu in range(torch.cuda.device_count())]
     if split_gb is None:
         return sum(free)

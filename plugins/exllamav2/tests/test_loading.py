@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import weakref
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,6 +198,19 @@ def test_options_reach_the_library(directory: Path, gpu: Any, options: Any, call
     loaded = load(Exl2Config(model=str(directory), **options), lambda: False)
     assert (library.calls, library.caches) == ([call], caches)
     loaded.batch.close()
+
+
+def test_a_closed_engine_gives_its_memory_back(directory: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caches too, though somebody keeps the batch; PyTorch hands over to the driver what is gone by then."""
+    gpu()
+    loaded = load(Exl2Config(model=str(directory), draft_model=str(directory)), lambda: False)
+    caches = [weakref.ref(cache) for cache in (loaded.batch.cache, loaded.batch.draft_cache)]
+    left: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(sum(cache() is not None for cache in caches)))
+    loaded.batch.close()
+    loaded.unload()
+    assert left == [0]
+    assert loaded.batch.used_tokens == 0
 
 
 def test_a_draft_model_is_read_first(directory: Path, gpu: Any) -> None:

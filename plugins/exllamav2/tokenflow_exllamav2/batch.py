@@ -177,5 +177,7 @@ class Batch(ExLlamaV2DynamicGenerator):  # type: ignore[misc]  # the library has
             self.reset_page_table()
 
     def close(self) -> None:
+        """The caches go, for the library's models do not take theirs along: whoever asks for numbers may keep this."""
+        self.cache = self.draft_cache = self.defrag_buffer = None
         self.sampling_pool.shutdown(wait=False)
         self.filter_pool.shutdown(wait=False)

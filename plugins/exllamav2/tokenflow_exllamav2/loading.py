@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
+from tokenflow_exllama.gpus import GB, check_memory, free_bytes, give_back, import_on_gpu
 from tokenflow_exllama.models import (
     chat_templates,
     check_same_tokens,
@@ -186,10 +186,13 @@ def assemble(
     samplers = Samplers(bytewise, vocabulary.size, batch.padded_vocab_size)
     _warm_up(batch, vocabulary, samplers, config.guesses)
 
+    models = [each for each in (model, draft[0]) if each is not None]  # their caches are the batch's
+
     def unload() -> None:
-        for each in (model, draft[0]):
-            if each is not None:
-                each.unload()
+        """Give the GPUs' memory back, to the driver: the next one to load asks it what is free."""
+        for each in models:
+            each.unload()
+        give_back()
 
     return Loaded(info=info, vocabulary=vocabulary, samplers=samplers, batch=batch, unload=unload)
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -153,6 +154,22 @@ def test_too_little_memory(directory: Path) -> None:
     assert f"a cache of {cache} tokens" in message
     assert "10.0 GB are free" in message
     assert "4.0 GB are free" in refusal(Exl3Config(model=str(directory), cache_tokens=cache, gpu_split=(4.0,)))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_is_free_is_asked_once_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an engine of this process left, PyTorch keeps; and the traceback of a failure may have it still."""
+
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gone: list[bool] = []
+    left = weakref.ref(Left())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: gone.append(left() is None))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (len(gone), 2))
+    assert gpus.free_bytes() == 1
+    assert gone == [True]
 
 
 @pytest.mark.usefixtures("gpu")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenflow_exllama.gpus import GB, check_memory, free_bytes, import_on_gpu
+from tokenflow_exllama.gpus import GB, check_memory, free_bytes, give_back, import_on_gpu
 from tokenflow_exllama.models import (
     chat_templates,
     check_same_tokens,
@@ -91,12 +91,10 @@ class Loaded:
 
 def unload(*parts: Part | None) -> None:
     """Give the GPUs' memory back, to the driver: the next one to load asks it what is free."""
-    import torch
-
     for part in parts:
         if part is not None:
             part.model.unload()
-    torch.cuda.empty_cache()
+    give_back()
 
 
 def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
