@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenflow_exllama.models import chat_templates, lora_directory, missing_directories, model_directory
+from tokenflow_exllama.models import (
+    chat_templates,
+    lora_directory,
+    missing_directories,
+    model_directory,
+    weights_bytes,
+)
 
 
 def settings(folder: Path, template: object) -> None:
@@ -61,3 +67,32 @@ def test_a_file_counts_before_the_settings(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("t")
     assert chat_templates(tmp_path) == {"default": "é", "tool_use": "t"}
+
+
+def write_weights(path: Path, **sizes: int) -> None:
+    """A safetensors file of tensors with so many bytes, in which they are not."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, size in sizes.items():
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [at, at + size]}  # type: ignore[dict-item]
+        at += size
+    data = json.dumps(header).encode()
+    path.write_bytes(len(data).to_bytes(8, "little") + data)
+
+
+def test_weights_that_go_to_the_gpus(tmp_path: Path) -> None:
+    """What stays in the machine's own memory, or is not read at all, must not be why a model is refused."""
+    ours = {"model.layers.0.mlp.up_proj.q_weight": 500, "lm_head.q_weight": 60, "model.norm.weight": 4}
+    write_weights(tmp_path / "model-1.safetensors", **ours)
+    assert weights_bytes(tmp_path) == 564
+    elsewhere = ("model.embed_tokens.weight", "transformer.wte.weight", "vision_tower.layers.0.weight", "mtp.fc.weight")
+    write_weights(tmp_path / "model-2.safetensors", **dict.fromkeys(elsewhere, 10_000))
+    assert weights_bytes(tmp_path) == 564
+    write_weights(tmp_path / "model-3.safetensors", **{"model.embed_tokens.trellis": 7, "model.layers.1.weight": 1})
+    assert weights_bytes(tmp_path) == 572
+    write_weights(tmp_path / "consolidated.safetensors", **{"layers.0.attention.wq.weight": 10_000})
+    assert weights_bytes(tmp_path) == 572
+    (tmp_path / "model-4.safetensors").write_bytes(b"\xff" * 100)
+    assert weights_bytes(tmp_path) == 672, "what is no safetensors file counts as a whole"
+    for path in tmp_path.glob("model-*"):
+        path.unlink()
+    assert weights_bytes(tmp_path) == 10_000, "there is nothing else"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,35 @@ def check_same_tokens(main: Path, draft: Path | None = None) -> None:
 
 
 def weights_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    """Of what is sure to go to the GPUs.
+
+    Not so the embeddings of tokens, which both libraries keep in the machine's own memory, what a model sees and hears
+    with, its head that guesses ahead, and weights that are there a second time in Mistral's own format.
+    """
+    files = list(directory.glob("*.safetensors"))
+    own = [path for path in files if not path.name.startswith("consolidated")]
+    return sum(map(_gpu_bytes, own or files))
+
+
+_ELSEWHERE = re.compile(
+    r"(^|\.)((embed_tokens\w*|wte|tok_embeddings|word_embeddings)\.weight$|(vision|visual|audio|multi_modal|mtp)\w*\.)"
+)
+
+
+def _gpu_bytes(path: Path) -> int:
+    """As the beginning of a safetensors file says; if it says nothing, the library will have a word about it."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            tensors = json.loads(file.read(min(size, int.from_bytes(file.read(8), "little"))))
+        spans = [
+            entry["data_offsets"]
+            for name, entry in tensors.items()
+            if "data_offsets" in entry and not _ELSEWHERE.search(name)
+        ]
+        return sum(end - begin for begin, end in spans)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return size
 
 
 def one_line(exc: BaseException) -> str:

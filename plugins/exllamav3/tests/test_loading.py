@@ -157,6 +157,21 @@ def test_too_little_memory(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
+def test_a_head_that_guesses_is_weighed_with_its_model(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not as a second one: both are in the same directory."""
+
+    def plan(library: Any, config: Exl3Config, main: Path, draft: Path | None) -> tuple[loading.Part, loading.Part]:
+        planned, _ = plan_one(library, config, main, None)
+        return planned, planned
+
+    plan_one = loading.plan
+    monkeypatch.setattr(loading, "plan", plan)
+    monkeypatch.setattr(loading, "weights_bytes", lambda directory: 6 << 30)
+    config = Exl3Config(model=str(directory), draft_model=str(directory), cache_tokens=1 << 25)
+    assert "(6.0 for weights, 32.0 for a cache" in refusal(config)
+
+
+@pytest.mark.usefixtures("gpu")
 def test_what_is_free_is_asked_once_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an engine of this process left, PyTorch keeps; and the traceback of a failure may have it still."""
 

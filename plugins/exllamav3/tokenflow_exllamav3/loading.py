@@ -116,7 +116,7 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
     parts = [part for part in (main, draft) if part is not None]
     check_memory(
         str(directory),
-        weights=sum(part.weights_bytes for part in parts),
+        weights=sum(map(weights_bytes, {part.directory.resolve() for part in parts})),  # a head's are its model's
         cache=sum(part.cache_bytes for part in parts),
         cache_tokens=main.cache.max_num_tokens,
         free=free_bytes(config.gpu_split),
