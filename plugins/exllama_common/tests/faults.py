@@ -183,3 +183,23 @@ class Faults:
         with pytest.raises(EngineError, match="for good"):
             table.stepper.remove(played[0].seq)
         table.held.clear()
+
+    def test_gpus_that_are_gone_in_one_prompt_end_the_engine(
+        self, table: Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would be everybody's end, one after the other, with nobody to say so."""
+        alone = table.seat(table.prompt(1000))
+        monkeypatch.setattr("tokenflow_exllama.stepper.gpus_work", lambda: False)
+        table.model.before = lambda what, ids: fail()
+        with pytest.raises(EngineError, match="for good: ZeroDivisionError"):
+            table.step(alone)
+        with pytest.raises(EngineError, match="for good"):
+            table.stepper.remove(alone.seq)
+        table.held.clear()
+
+    def test_the_end_of_a_broken_engine_is_told_by_what_broke_it(self, table: Table) -> None:
+        """And not by the memory that such a GPU does not give back, either."""
+        batch, table.stepper.batch.close = table.stepper.batch, fail
+        table.stepper.close()
+        del batch.close
+        batch.close()

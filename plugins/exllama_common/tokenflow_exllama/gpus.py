@@ -37,6 +37,11 @@ def import_on_gpu(library: str, version: str) -> ModuleType:
         raise StartupError(
             "PyTorch sees no GPU; see what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides them."
         )
+    if (why := _failure()) is not None:
+        raise StartupError(
+            f"PyTorch cannot use a GPU ({why}); if it has failed since this process began, no engine in here can use "
+            "it again: start the server anew."
+        )
     if find_spec(library) is None:
         raise StartupError(f"{library} is not installed; `pip install {library}=={version}` beside PyTorch.")
     try:
@@ -74,11 +79,21 @@ def gpus_work() -> bool:
     """They still do what they are asked to; also if there are none."""
     import torch
 
+    return not torch.cuda.is_available() or _failure() is None
+
+
+def _failure() -> str | None:
+    """Why one of the GPUs cannot be used, in CUDA's words. Each has its own: the others know nothing of it."""
+    import torch
+
     try:
-        torch.cuda.synchronize()
-    except Exception:
-        return not torch.cuda.is_available()
-    return True
+        for gpu in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(gpu)
+    except Exception as exc:
+        return one_line(
+            RuntimeError(str(exc).strip().partition("\n")[0])
+        )  # what follows is for whoever debugs a kernel
+    return None
 
 
 def check_memory(subject: str, *, weights: int, cache: int, cache_tokens: int, free: int) -> None:

@@ -7,7 +7,8 @@
 * What fails in one job's own part of a step ends that job. When the step fails as a whole, nothing in the cache is
   trusted any more: everybody begins again from what they have said so far, first each of them in steps alone. Who
   fails alone is the one, and ends; the others go on with the same output. A batch that fails again and again without
-  any one to blame is given up, and the engine serves who comes next. If the GPU is gone, the engine ends.
+  any one to blame is given up, and the engine serves who comes next. If a GPU is gone, the engine ends, even if that
+  came out in one job's own part.
 """
 
 from __future__ import annotations
@@ -136,8 +137,11 @@ class ExllamaStepper(ABC, Generic[C, L, J]):
     def close(self) -> None:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            self.batch.close()
-            loaded.unload()
+            try:
+                self.batch.close()
+                loaded.unload()
+            except Exception:  # what it ended for is what its host is to hear
+                self._logger.exception("%s cannot give its memory back", self.library)
 
     def interrupt(self, seq: Sequence | None) -> None:
         """Loading can be given up; a step cannot, and need not: it is one chunk at most."""
@@ -220,6 +224,10 @@ class ExllamaStepper(ABC, Generic[C, L, J]):
                 self._failures = 0
             elif together[0].is_prefill_done():  # its next token was a part of this step, too
                 del self._suspects[0]
+        failed = next((job.failure for job in jobs if job.failure is not None), None)
+        if failed is not None and not gpus_work():
+            self._broken = EngineError(f"{self.library} failed for good: {type(failed).__name__}: {failed}.")
+            raise self._broken from failed
         steps = []
         for seq, job in zip(run, jobs, strict=True):
             self.prompt_tokens += job.evaluated

@@ -68,6 +68,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (10 << 30, 24 << 30))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda gpu: None)
 
 
 def copied(directory: Path) -> Path:
@@ -120,6 +121,25 @@ def test_no_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "sees no GPU" in refusal(Exl3Config(model=str(directory)))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_has_failed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any of them; for what CUDA calls sticky there is no cure but another process."""
+
+    def synchronize(gpu: int) -> None:
+        if gpu == 1:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nFor debugging consider …")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert gpus.gpus_work()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert not gpus.gpus_work()
+    message = refusal(Exl3Config(model=str(directory)))
+    assert "cannot use a GPU (CUDA error: an illegal memory access was encountered); " in message
+    assert "start the server anew" in message
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpus.gpus_work()
 
 
 @pytest.mark.usefixtures("gpu")
