@@ -288,6 +288,17 @@ def test_its_own_words_for_itself(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(piece.special and piece.text.count("<|im_end|>") > 1 for piece in pieces)
 
 
+@pytest.mark.usefixtures("gpu")
+def test_a_warm_up_that_fails_is_told(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library only prints it, and goes on: the first request of that shape would find out."""
+    monkeypatch.setattr(loading, "read_weights", lambda *args: None)
+    monkeypatch.setattr(exllamav3.Model, "warmup", lambda model, **options: ["batch 8 decode", "chunk 2048"])
+    load(Exl3Config(model=str(directory)), lambda: False)
+    assert caplog.messages == ["tiny-llama: not everything could be warmed up: batch 8 decode; chunk 2048"]
+
+
 # --- on the way -------------------------------------------------------------------------------------------------------
 
 

@@ -128,7 +128,9 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         read_weights(main, config, given_up, draft)
         if config.warm_up:
             logger.info("%s: compiling and tuning", directory.name)
-            main.model.warmup(cache=main.cache, max_chunk_size=_pages(config.chunk_size))
+            failed = main.model.warmup(cache=main.cache, max_chunk_size=_pages(config.chunk_size))
+            if failed:  # it has printed why; requests of that shape will fail too
+                logger.warning("%s: not everything could be warmed up: %s", directory.name, "; ".join(failed))
     except BaseException:
         unload(main, draft)
         raise
