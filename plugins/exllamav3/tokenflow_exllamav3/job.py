@@ -157,7 +157,12 @@ class Exl3Job(LibraryJob):  # type: ignore[misc]  # the library has no types tha
 
     @property
     def shared(self) -> int:
-        """Prompt tokens that it need not evaluate itself: pages that are there, or that another job is just filling."""
+        """Prompt tokens that it need not evaluate itself: pages that are there, or that another job is just filling.
+
+        Of a recurrent model they are of no use beyond its last state that was kept.
+        """
+        if self.generator.recurrent_cache is not None:
+            return self._from_cache
         count = 0
         for page in self.pages[: len(self.sequence.page_hashes)]:
             if page.kv_position < PAGE_SIZE and page.ref_count < 2:
