@@ -131,3 +131,19 @@ def test_a_generator_that_cannot_be_made_again_ends_the_engine() -> None:
                 await trio.sleep_forever()
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("where", ["prefill", "decode"])
+def test_gpus_that_work_together_are_not_trusted_after_a_failure(table: Table, where: str) -> None:
+    """Of several processes one has failed: whatever the others still have to say is not asked for."""
+    table.steps_may_fail = True
+    _, played = three(table)
+    table.model.loaded_tp = True
+    table.model.before = lambda what, ids: fail() if what == where else None
+    newcomer = table.seat(table.prompt(1200, seed=9))
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        for _ in range(6):  # a piece of a prompt comes in every so many steps
+            table.step(*played, newcomer)
+    with pytest.raises(EngineError, match="for good: EngineError: the processes of its GPUs may be out of step"):
+        table.stepper.remove(newcomer.seq)
+    table.held.clear()

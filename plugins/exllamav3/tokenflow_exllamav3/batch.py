@@ -98,9 +98,11 @@ class Batch(LibraryGenerator):  # type: ignore[misc]  # the library has no types
         self.shelved.discard(job)
 
     def reap_failed_job(self, job: Exl3Job, error: Exception, results: list[dict[str, Any]]) -> None:
-        """Where the library contains a failure by itself."""
+        """Where the library contains a failure by itself. Not that of several GPUs at once, see `Exl3Stepper`."""
         super().reap_failed_job(job, error, results)
         job.failure = error
+        if self.model.loaded_tp:
+            raise error
 
     @torch.inference_mode()
     def take_over(self, lost: Batch) -> None:

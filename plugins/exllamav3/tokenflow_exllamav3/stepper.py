@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenflow_exllama.stepper import ExllamaStepper
 
-from tokenflow.api import Sequence, Step
+from tokenflow.api import EngineError, Sequence, Step
 from tokenflow_exllamav3.config import Exl3Config
 from tokenflow_exllamav3.loading import Loaded, load
 from tokenflow_exllamav3.results import step_of
@@ -39,7 +39,13 @@ class Exl3Stepper(ExllamaStepper[Exl3Config, Loaded, "Exl3Job"]):
         return self._jobs.make(seq.request, owner=seq, matcher=seq.matcher)
 
     def _start_over(self, loaded: Loaded) -> None:
-        """With a new generator over the same cache: the library's own way."""
+        """With a new generator over the same cache: the library's own way.
+
+        Not if the GPUs work on each layer together, each in a process of its own: one that failed has left the others
+        in the middle of it, and what they answer late would be taken for the answer to what is asked next.
+        """
+        if loaded.main.model.loaded_tp:
+            raise EngineError("the processes of its GPUs may be out of step")
         lost = self.batch
         lost.close()
         self.batch = loaded.new_batch()
