@@ -217,6 +217,22 @@ def test_weights_that_cannot_be_read(directory: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("gpu")
+def test_processes_of_a_model_that_is_not_whole(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would keep what they have in memory, and the server from ending."""
+
+    def give_up(part: loading.Part, *args: Any) -> None:
+        part.model.mp_children = [object()]
+        raise GivenUp
+
+    ended: list[Any] = []
+    monkeypatch.setattr(loading, "read_weights", give_up)
+    monkeypatch.setattr(exllamav3.Model, "destroy_tp_context", lambda model: ended.append(model))
+    with pytest.raises(GivenUp):
+        load(Exl3Config(model=str(directory), tensor_parallel=True), lambda: True)
+    assert len(ended) == 1
+
+
+@pytest.mark.usefixtures("gpu")
 def test_a_head_that_guesses_where_there_is_none(directory: Path) -> None:
     assert "'mtp'" in refusal(Exl3Config(model=str(directory), draft_model=str(directory)))
 

@@ -94,6 +94,8 @@ def unload(*parts: Part | None) -> None:
     for part in parts:
         if part is not None:
             part.model.unload()
+            if getattr(part.model, "mp_children", None):  # the library ends the processes of whole models only
+                part.model.destroy_tp_context()
     give_back()
 
 
