@@ -213,6 +213,28 @@ def test_a_closed_engine_gives_its_memory_back(directory: Path, gpu: Any, monkey
     assert loaded.batch.used_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "slots"),
+    [({}, 1), ({"gpu_split": (8.0, 16.0)}, 1), ({"gpu_split": (8.0,)}, 4), ({"gpu_split": (8, 0)}, 4)],
+)
+def test_a_gpu_that_is_too_old_for_flash_attn(
+    directory: Path,
+    gpu: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    options: Any,
+    slots: int,
+) -> None:
+    """It can be installed all the same, and fails at its first call."""
+    gpu()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: [(8, 6), (7, 5)][gpu])
+    loaded = load(Exl2Config(model=str(directory), slots=4, **options), lambda: False)
+    assert loaded.info.slots == slots
+    assert len(caplog.messages) == (slots == 1)
+    loaded.batch.close()
+
+
 def test_a_draft_model_is_read_first(directory: Path, gpu: Any) -> None:
     library = gpu()
     loaded = load(Exl2Config(model=str(directory), draft_model=str(directory)), lambda: False)

@@ -118,6 +118,7 @@ def load(config: Exl2Config, given_up: Callable[[], bool]) -> Loaded:
     warn_of_small_cache(logger, directories[0], config.context_length, min(trained, DEFAULT_CONTEXT), shape.context)
     for each in settings:
         _fit(each, shape)
+        each.no_flash_attn = each.no_flash_attn or _is_before_ampere(config.gpu_split)
     memory = _Memory(
         weights=sum(map(weights_bytes, directories)),
         cache=sum(_cache_bytes(config, shape, each) for each in settings),
@@ -280,6 +281,14 @@ def _fit(settings: Any, shape: Shape) -> None:
     settings.max_seq_len = shape.longest
     settings.max_input_len = shape.chunk
     settings.max_attention_size = shape.chunk**2
+
+
+def _is_before_ampere(split: tuple[float, ...] | None) -> bool:
+    """One of the GPUs in use is too old for flash-attn; the library is content with one that is not."""
+    import torch
+
+    used = [gpu for gpu in range(torch.cuda.device_count()) if split is None or any(split[gpu : gpu + 1])]
+    return any(torch.cuda.get_device_capability(gpu)[0] < 8 for gpu in used)
 
 
 def _cache_bytes(config: Exl2Config, shape: Shape, settings: Any) -> int:
