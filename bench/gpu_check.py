@@ -11,8 +11,9 @@ exllamav2's own converter. Of each model:
               tokens were made for nobody
     pausing   200 steps of somebody else in between: is the text the same, and how many tokens were evaluated again
 
-The bare generator and the server hold the model at the same time, so there must be room for it twice. Exit code: 0 if
-every promise is kept, 1 if one is not, 3 if there is no GPU to check it on.
+The bare generator and the server hold the model at the same time, so there must be room for it twice. Without network,
+have the GGUF file in $TOKENFLOW_CACHE before (`tokenflow pull`), or name a model. Exit code: 0 if every promise is
+kept, 1 if one is not, 3 if there is no GPU to check it on, or no flash-attn: then there is one slot, and no company.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def kit(config: Path) -> dict[str, int]:
         [sys.executable, "-m", "tokenflow", "engine", "check", "m", "-c", str(config)], capture_output=True, text=True
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(("kept ", "broken ", "not tried "))]
-    for line in lines:
-        if line.startswith("broken"):
+    for line in lines or done.stderr.splitlines()[-20:]:
+        if not line.startswith(("kept ", "not tried ")):
             print(line, file=sys.stderr)
     return {kind: sum(line.startswith(kind) for line in lines) for kind in ("kept", "broken", "not tried")}
 
@@ -296,6 +297,13 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+def _check_flash_attn() -> None:
+    from exllamav2 import attn
+
+    if not attn.has_flash_attn_with_paged:
+        raise StartupError("exllamav2 finds no flash-attn 2.5.7 or newer; without it there is only one slot.")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="check this one instead of the small ones")
@@ -313,6 +321,7 @@ def main() -> int:
 
     try:
         import_on_gpu("exllamav2", VERSION)
+        _check_flash_attn()
     except StartupError as exc:
         print(f"Nothing was checked: {exc.message}", file=sys.stderr)
         return NO_GPU

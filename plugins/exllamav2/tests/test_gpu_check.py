@@ -28,6 +28,19 @@ def test_without_a_gpu_it_says_so_in_one_line(
     assert said.err.startswith("Nothing was checked: ")
 
 
+def test_without_flash_attn_it_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bare generator would not begin, and who pauses would wait for a slot that the other one has."""
+    import_exllamav2()
+    monkeypatch.setattr(sys, "argv", ["gpu_check"])
+    monkeypatch.setattr("tokenflow_exllama.gpus.import_on_gpu", lambda library, version: None)
+    monkeypatch.setattr("exllamav2.attn.has_flash_attn_with_paged", False)
+    assert gpu_check.main() == gpu_check.NO_GPU
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("Nothing was checked: exllamav2 finds no flash-attn")
+
+
 def test_leaving_and_pausing(directory: Path) -> None:
     async def contract() -> tuple[dict, dict]:
         config = Exl2Config(**gpu_check.options(directory))
