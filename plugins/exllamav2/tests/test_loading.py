@@ -326,7 +326,9 @@ def test_a_context_that_the_cache_makes_smaller_is_told(
         ({"context_length": 1000}, 4096, (1000, 1024, 2048, 512)),
         ({"cache_tokens": 1000}, 4096, (1024, 1024, 1024, 512)),
         ({"context_length": 4096, "cache_tokens": 4096, "ngram_draft": True}, 4096, (4092, 4096, 4096, 512)),
-        ({"context_length": 8}, 4096, (8, 512, 256, 512)),
+        ({"context_length": 8}, 4096, (8, 256, 256, 256)),
+        ({"context_length": 1024, "chunk_size": 8192}, 4096, (1024, 2048, 2048, 2048)),
+        ({"slots": 256, "cache_tokens": 1024}, 4096, (1024, 2048, 2048, 2048)),
         ({"slots": 256, "chunk_size": 300}, 4096, (4096, 4096, 8192, 2048)),
     ],
 )
@@ -334,6 +336,7 @@ def test_shapes(options: dict[str, Any], trained: int, shape: tuple[int, ...]) -
     found = Shape.of(Exl2Config(model="m", **options), trained)
     assert (found.context, found.longest, found.cache, found.chunk) == shape
     assert found.cache % PAGE == found.chunk % PAGE == 0
+    assert found.cache >= found.chunk, "the library tries one while it loads"
 
 
 def test_nothing_heavy_is_imported_before_it_is_opened() -> None:

@@ -85,8 +85,10 @@ class Shape:
         context = config.context_length or min(trained, DEFAULT_CONTEXT)
         cache = _pages(config.cache_tokens or 2 * context)
         context = min(context, cache - config.guesses)
-        chunk = max(config.chunk_size // PAGE * PAGE, _pages(ROWS * config.slots))
-        return cls(context=context, longest=max(_pages(context + config.guesses), chunk), cache=cache, chunk=chunk)
+        chunk = max(min(config.chunk_size // PAGE * PAGE, cache), _pages(ROWS * config.slots))
+        longest = max(_pages(context + config.guesses), chunk)
+        # While the library loads, it tries a chunk on the cache, and writes behind its end if there is no room for it.
+        return cls(context=context, longest=longest, cache=max(cache, chunk), chunk=chunk)
 
 
 def _pages(tokens: int) -> int:

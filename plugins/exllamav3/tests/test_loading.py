@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import exllamav3
@@ -323,14 +324,16 @@ class Layers:
 
     def __init__(self) -> None:
         self.read = 0
+        self.options: dict[str, Any] = {}
 
     def load_gen(self, **options: Any) -> Iterator[tuple[int, int]]:
+        self.options = options
         for self.read in range(40):
             yield self.read, 40
 
 
-def read(directory: Path, layers: Layers, given_up: Callable[[], bool]) -> None:
-    part = loading.Part(directory=directory, config=None, model=layers, cache=None)
+def read(directory: Path, layers: Layers, given_up: Callable[[], bool], cache: int = 4096) -> None:
+    part = loading.Part(directory=directory, config=None, model=layers, cache=SimpleNamespace(max_num_tokens=cache))
     loading.read_weights(part, Exl3Config(model=str(directory)), given_up)
 
 
@@ -338,6 +341,16 @@ def test_progress_is_told(directory: Path, caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.INFO, "tokenflow.exllamav3"):
         read(directory, Layers(), lambda: False)
     assert [re.findall(r"(\d+)%", message) for message in caplog.messages] == [[f"{10 * n}"] for n in range(10)]
+
+
+def test_the_chunk_that_is_tried_while_it_loads(directory: Path) -> None:
+    """It is no larger than the cache, or the library finds no place for it."""
+    for cache, chunk in ((4096, 2048), (512, 512)):
+        layers = Layers()
+        read(directory, layers, lambda: False, cache)
+        assert layers.options["max_chunk_size"] == chunk
+    loaded = hash_load(Exl3Config(model="rig", cache_tokens=512))
+    assert loaded.new_batch().max_chunk_size == 512
 
 
 def test_loading_is_given_up(directory: Path) -> None:

@@ -53,6 +53,10 @@ class Part:
     def cache_bytes(self) -> int:
         return sum(int(layer.storage_size()) for layer in self.cache.layers.values())
 
+    def chunk(self, config: Exl3Config) -> int:
+        """Most tokens of a prompt in a step. The library tries one while it loads, so the cache has room for it."""
+        return min(_pages(config.chunk_size), int(self.cache.max_num_tokens))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
@@ -70,7 +74,7 @@ class Loaded:
         from tokenflow_exllamav3.batch import Batch
 
         config = self.config
-        chunk, shared = _pages(config.chunk_size), config.shared_chunk_size
+        chunk, shared = self.main.chunk(config), config.shared_chunk_size
         return Batch(
             model=self.main.model,
             cache=self.main.cache,
@@ -130,7 +134,7 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         read_weights(main, config, given_up, draft)
         if config.warm_up:
             logger.info("%s: compiling and tuning", directory.name)
-            failed = main.model.warmup(cache=main.cache, max_chunk_size=_pages(config.chunk_size))
+            failed = main.model.warmup(cache=main.cache, max_chunk_size=main.chunk(config))
             if failed:  # it has printed why; requests of that shape will fail too
                 logger.warning("%s: not everything could be warmed up: %s", directory.name, "; ".join(failed))
     except BaseException:
@@ -249,7 +253,7 @@ def read_weights(part: Part, config: Exl3Config, given_up: Callable[[], bool], d
             steps = part.model.load_gen(
                 use_per_device=None if config.gpu_split is None else list(config.gpu_split),
                 tensor_p=config.tensor_parallel,
-                max_chunk_size=_pages(config.chunk_size),
+                max_chunk_size=part.chunk(config),
                 max_batch_size=config.slots,
                 draft_model=draft and draft.model,
             )
