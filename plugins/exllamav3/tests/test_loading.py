@@ -316,6 +316,24 @@ def test_a_warm_up_that_fails_is_told(
     assert caplog.messages == ["tiny-llama: not everything could be warmed up: batch 8 decode; chunk 2048"]
 
 
+@pytest.mark.usefixtures("gpu")
+def test_warming_up_is_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are compiled for the first time take minutes."""
+    passes: list[int] = []
+
+    def warmup(model: Any, *, callback: Callable[[int, int], None], **options: Any) -> list[str]:
+        for done in range(1, 10):
+            passes.append(done)
+            callback(done, 10)
+        raise AssertionError("nobody waits for it")
+
+    monkeypatch.setattr(loading, "read_weights", lambda *args: None)
+    monkeypatch.setattr(exllamav3.Model, "warmup", warmup)
+    with pytest.raises(GivenUp):
+        load(Exl3Config(model=str(directory)), lambda: len(passes) == 3)
+    assert passes == [1, 2, 3]
+
+
 # --- on the way -------------------------------------------------------------------------------------------------------
 
 

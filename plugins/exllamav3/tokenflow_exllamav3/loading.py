@@ -107,7 +107,7 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
     """Load and warm up. In the thread that will decode.
 
     Args:
-        given_up: asked before each layer.
+        given_up: asked before each layer, and between what warms it up.
 
     Raises:
         StartupError: with the path, what is wrong with it, and the way out.
@@ -134,7 +134,9 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         read_weights(main, config, given_up, draft)
         if config.warm_up:
             logger.info("%s: compiling and tuning", directory.name)
-            failed = main.model.warmup(cache=main.cache, max_chunk_size=main.chunk(config))
+            failed = main.model.warmup(
+                cache=main.cache, max_chunk_size=main.chunk(config), callback=lambda *passes: _go_on(given_up)
+            )
             if failed:  # it has printed why; requests of that shape will fail too
                 logger.warning("%s: not everything could be warmed up: %s", directory.name, "; ".join(failed))
     except BaseException:
@@ -142,6 +144,11 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         raise
     info = engine_info(config, main, draft, vocabulary)
     return Loaded(config=config, info=info, vocabulary=vocabulary, tokenizer=tokenizer, main=main, draft=draft)
+
+
+def _go_on(given_up: Callable[[], bool]) -> None:
+    if given_up():
+        raise GivenUp
 
 
 def missing(config: Exl3Config) -> Iterator[tuple[str, str]]:
