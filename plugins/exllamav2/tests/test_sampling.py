@@ -3,18 +3,53 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenflow_exllamav2 import Exl2Config
+from tokenflow_exllamav2.stepper import Exl2Stepper
 
-from plugins.exllama_common.tests.table import Table
-from tokenflow.api import Dry, InvalidRequest, Mirostat, Sampling, Xtc
+from plugins.exllama_common.tests.fixtures import tables
+from plugins.exllama_common.tests.table import Played, Table
+from tokenflow.api import Dry, Grammar, InvalidRequest, Mirostat, Sampling, Xtc
+
+from .rig import model as rig
 
 LENGTH = 24
 
 
 def said(table: Table, length: int = LENGTH, prompt: tuple[int, ...] | None = None, **sampling: Any) -> bytes:
     return table.alone(prompt or table.prompt(30), length, sampling=Sampling(**sampling)).data
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[Table]:
+    """A model that lacks the last of its tokenizer's tokens, as finetunes do to which somebody added some."""
+    directory = rig.write_directory(tmp_path / "narrow")
+    (directory / "added_tokens.json").write_text('{"<added>": 440}')
+    config = Exl2Config(model=str(directory), slots=4, context_length=2048, cache_tokens=4096)
+    with tables(lambda: Exl2Stepper(config, rig.load_rig)) as make:
+        table = make()
+        assert table.stepper.vocabulary.size == 441 > table.batch.padded_vocab_size == 416
+        yield table
+
+
+async def test_tokens_that_the_model_lacks(narrow: Table) -> None:
+    """A grammar's mask and XTC's have them, and its logits have not."""
+    grammar = Grammar(kind="regex", source="([a-c]{3}, ){5}done")
+    request = narrow.request(narrow.prompt(20), 60, grammar=grammar, logprobs=2)
+    played = Played(request)
+    async with narrow.stepper.vocabulary.grammars() as grammars:
+        played.seq.matcher = await grammars.matcher(grammar)
+    assert narrow.try_seat(played)
+    narrow.play(played)
+    assert re.fullmatch(grammar.source, played.data.decode())
+    assert said(narrow, xtc=Xtc(probability=1.0, threshold=0.01))
+    with pytest.raises(InvalidRequest, match="there is no token 416; ids are 0 to 415"):
+        said(narrow, logit_bias={416: 1.0})
 
 
 def test_seeds(table: Table) -> None:

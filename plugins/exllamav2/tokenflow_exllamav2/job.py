@@ -112,7 +112,8 @@ class Exl2Job(ExLlamaV2DynamicJob):  # type: ignore[misc]  # the library has no 
         if self._alternatives is not None:  # now, for the sampler changes them
             self._ranking = Ranking(logits, self._alternatives, self._vocabulary.size)
         if self.owner.matcher is not None:
-            logits[..., : self._vocabulary.size].masked_fill_(self._ruled_out(self.owner.matcher), -inf)
+            known = logits[..., : self._vocabulary.size]  # fewer, if the model lacks some of its tokenizer's tokens
+            known.masked_fill_(self._ruled_out(self.owner.matcher)[: known.shape[-1]], -inf)
         drawn: tuple[Any, ...] = super().receive_logits(logits)
         return drawn
 

@@ -39,7 +39,7 @@ class Samplers:
 
     def __init__(self, tokenizer: BytewiseTokenizer, size: int, padded: int) -> None:
         self._tokenizer = tokenizer
-        self._size = size
+        self._size = min(size, padded)  # some models lack the last of their tokenizer's tokens
         self._padded = padded
 
     def make(self, sampling: Sampling) -> Any:
@@ -67,6 +67,8 @@ class Samplers:
         if sampling.xtc is not None:
             settings.xtc_probability, settings.xtc_threshold = sampling.xtc.probability, sampling.xtc.threshold
             settings.top_p = min(settings.top_p, _NEARLY_ALL)  # its XTC is right on sorted candidates; top_p sorts them
+            protected = ExLlamaV2Sampler.get_default_xtc_mask_tokens(self._tokenizer)
+            settings.xtc_ignore_tokens = frozenset(token for token in protected if token < self._size)
         if sampling.dry is not None:
             self._set_dry(settings, sampling.dry)
         return settings
