@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 from tokenflow_exllamav3.config import PAGE
 
@@ -52,18 +51,6 @@ def test_what_is_kept_is_used_again(table: Table) -> None:
     table.play(again)
     assert again.data == first.data
     assert table.stepper.prompt_tokens - counted == 1, "the rest of it was in a page that could be copied"
-
-
-def test_what_is_kept_of_a_recurrent_model(table: Table) -> None:
-    """Pages are of no use to it beyond the last of its states that was kept."""
-    prompt = table.prompt(3 * PAGE + 50)
-    table.play(table.seat(prompt))
-    job = table.seat(prompt).seq.data
-    assert job.shared == 3 * PAGE
-    job.cached_pages = 1  # as the library counts, where it found such a state behind the first page
-    job.generator = SimpleNamespace(recurrent_cache=object())
-    assert job.shared == PAGE
-    job.generator = table.batch
 
 
 def test_a_long_prompt_beside_who_speaks(make_table: Make) -> None:
