@@ -245,6 +245,15 @@ def test_a_draft_model_is_read_first(directory: Path, gpu: Any) -> None:
     assert library.unloaded == 2
 
 
+def test_a_draft_model_is_on_as_few_gpus_as_it_fits(directory: Path, gpu: Any) -> None:
+    library = gpu()
+    config = Exl2Config(model=str(directory), draft_model=str(directory), tensor_parallel=True, cache_type="Q4")
+    loaded = load(config, lambda: False)
+    assert library.calls == ["autosplit", "tp None"]
+    assert [name for name, _ in library.caches] == ["_Q4", "_TP"]
+    loaded.batch.close()
+
+
 def test_too_little_memory_is_seen_before(directory: Path, gpu: Any) -> None:
     library = gpu(free_gb=0.01)
     message = refusal(Exl2Config(model=str(directory), cache_tokens=1 << 20))

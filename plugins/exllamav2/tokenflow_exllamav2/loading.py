@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,8 @@ def load(config: Exl2Config, given_up: Callable[[], bool]) -> Loaded:
     try:
         for each in reversed(settings):  # the larger one gets what is left
             models.insert(0, library.ExLlamaV2(each))
-        caches = [_read(library, config, shape, model, given_up) for model in reversed(models)]
+        how = [config, replace(config, tensor_parallel=False)][: len(models)]  # a small one gains nothing by it
+        caches = [_read(library, shape, *each, given_up) for each in reversed([*zip(how, models, strict=True)])]
         guessing = list(zip(models[1:], caches[:-1], strict=True))
         tokenizer = library.ExLlamaV2Tokenizer(settings[0])
         return assemble(config, shape, settings[0], tokenizer, models[0], caches[-1], *guessing)
@@ -298,7 +299,7 @@ def _cache_bytes(config: Exl2Config, shape: Shape, settings: Any) -> int:
     return int(shape.cache * numbers * CACHE_BITS[config.cache_type] / 8)
 
 
-def _read(library: Any, config: Exl2Config, shape: Shape, model: Any, given_up: Callable[[], bool]) -> Any:
+def _read(library: Any, shape: Shape, config: Exl2Config, model: Any, given_up: Callable[[], bool]) -> Any:
     """Read the model into memory. Returns its cache."""
     kind = getattr(library, "ExLlamaV2Cache" + ("" if config.cache_type == "FP16" else f"_{config.cache_type}"))
     progress = Progress(logger, Path(model.config.model_dir).name, given_up)
