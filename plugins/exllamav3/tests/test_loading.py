@@ -306,6 +306,16 @@ def test_its_own_words_for_itself(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
+def test_experts_that_the_cpu_has_are_not_weighed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "weights_bytes", lambda directory: 100 << 30)
+    monkeypatch.setattr(loading, "read_weights", lambda *args: None)
+    config = Exl3Config(model=str(directory), warm_up=False)
+    assert "(100.0 for weights" in refusal(config)
+    monkeypatch.setenv("EXL3_MOE_CPU_OFFLOAD", "20")
+    assert load(config, lambda: False).info.model == "tiny-llama"
+
+
+@pytest.mark.usefixtures("gpu")
 def test_a_warm_up_that_fails_is_told(
     directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,9 +120,10 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
     main, draft = plan(library, config, directory, draft_directory)
     warn_beyond_training(logger, directory, config.context_length, main.config.max_position_embeddings)
     parts = [part for part in (main, draft) if part is not None]
+    weights = sum(map(weights_bytes, {part.directory.resolve() for part in parts}))  # a head's are its model's
     check_memory(
         str(directory),
-        weights=sum(map(weights_bytes, {part.directory.resolve() for part in parts})),  # a head's are its model's
+        weights=0 if _leaves_some_to_the_cpu(main) else weights,
         cache=sum(part.cache_bytes for part in parts),
         cache_tokens=main.cache.max_num_tokens,
         free=free_bytes(config.gpu_split),
@@ -144,6 +145,11 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         raise
     info = engine_info(config, main, draft, vocabulary)
     return Loaded(config=config, info=info, vocabulary=vocabulary, tokenizer=tokenizer, main=main, draft=draft)
+
+
+def _leaves_some_to_the_cpu(main: Part) -> bool:
+    """Experts, as EXL3_MOE_CPU_OFFLOAD or EXL3_MOE_CPU_SPLIT says; nobody knows how much of it that is."""
+    return bool(main.config.infer_params.moe_cpu_offload or main.config.infer_params.moe_cpu_split)
 
 
 def _go_on(given_up: Callable[[], bool]) -> None:
