@@ -90,8 +90,11 @@ def _with_default(templates: dict[str, str]) -> dict[str, str]:
 
 
 def check_same_tokens(main: Path, draft: Path | None = None) -> None:
-    """StartupError if `draft` cannot guess for `main`: its token ids would mean something else."""
-    if draft is not None:
+    """StartupError if `draft` cannot guess for `main`: its token ids would mean something else.
+
+    One that has no tokens of its own was made for some model's; it is taken at its word.
+    """
+    if draft is not None and (draft / "tokenizer.json").is_file():
         main_tokens, draft_tokens = (
             read_json(path / "tokenizer.json").get("model", {}).get("vocab") for path in (main, draft)
         )

@@ -246,6 +246,18 @@ def test_a_draft_model_with_other_tokens(directory: Path) -> None:
     assert "other tokens" in refusal(Exl3Config(model=str(directory), draft_model=str(other)))
 
 
+@pytest.mark.usefixtures("gpu")
+def test_a_draft_model_without_tokens(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that guess from the other model's hidden states need none, and may have come without."""
+    other = copied(directory)
+    (other / "tokenizer.json").unlink()
+    monkeypatch.setattr(loading, "read_weights", lambda *args: None)
+    config = Exl3Config(model=str(directory), draft_model=str(other), warm_up=False)
+    assert [*loading.missing(config)] == []
+    assert load(config, lambda: False).draft is not None
+    assert "tokenizer.json" in refusal(Exl3Config(model=str(other)))
+
+
 def test_two_ways_to_guess() -> None:
     with pytest.raises(ValueError, match="draft_model and ngram_match are two ways"):
         Exl3Config(model="m", draft_model="d", ngram_match=2)

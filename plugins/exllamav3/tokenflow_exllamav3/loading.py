@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenflow_exllama.gpus import GB, check_memory, free_bytes, give_back, import_on_gpu
 from tokenflow_exllama.models import (
+    FILES,
     chat_templates,
     check_same_tokens,
     missing_directories,
@@ -114,7 +115,7 @@ def load(config: Exl3Config, given_up: Callable[[], bool]) -> Loaded:
         GivenUp: `given_up()`.
     """
     directory = _directory(config.model)
-    draft_directory = None if config.draft_model is None else _directory(config.draft_model)
+    draft_directory = None if config.draft_model is None else _draft_directory(config.draft_model)
     check_same_tokens(directory, draft_directory)
     library = import_on_gpu("exllamav3", VERSION)
     main, draft = plan(library, config, directory, draft_directory)
@@ -159,11 +160,18 @@ def _go_on(given_up: Callable[[], bool]) -> None:
 
 def missing(config: Exl3Config) -> Iterator[tuple[str, str]]:
     """What is wrong with the directories of models, by the key."""
-    return missing_directories({"model": config.model, "draft_model": config.draft_model}, _directory)
+    yield from missing_directories({"model": config.model}, _directory)
+    yield from missing_directories({"draft_model": config.draft_model}, _draft_directory)
 
 
 def _directory(path: str) -> Path:
     return model_directory(path, kind="EXL3 model", not_read=_NOT_READ)
+
+
+def _draft_directory(path: str) -> Path:
+    """What guesses from another model's hidden states (DFlash) need not have a tokenizer."""
+    files = tuple(name for name in FILES if name != "tokenizer.json")
+    return model_directory(path, kind="EXL3 model", not_read=_NOT_READ, files=files)
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
