@@ -536,7 +536,7 @@ class Stream:
 
     def _end_by_fault(self) -> tuple[Outcome, StreamEvent]:
         """What was left of it could not be told: so it has not ended as it should, whatever its sequences have."""
-        self._coalescer = None
+        self._coalescer = self._failure = None  # whose frames hold the request
         for choice in self._choices:
             choice.reason = None
         error = TokenflowError("The server failed at the end of this stream; its log says why.")
