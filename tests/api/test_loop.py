@@ -124,6 +124,31 @@ async def test_a_slot_that_comes_free_for_one_that_has_just_been_cancelled_is_no
         assert other.finished is not None and loop.held == 0
 
 
+async def test_one_that_comes_back_and_is_refused_leaves_nothing(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock
+) -> None:
+    stepper = Releasing(slots=1)
+    add = stepper.add
+
+    def refuse(seq: Sequence) -> bool:
+        if seq.generated:
+            raise EngineError("not again")
+        return add(seq)
+
+    stepper.add = refuse  # type: ignore[method-assign]
+    async with open_loop(stepper) as loop, company(loop) as group:
+        victim = group.start(ask(max_tokens=9), Recorder(window=2, follow=False))
+        await victim.wait_deltas(2)
+        victim.send.give_up_slot()
+        await victim.until(lambda recorder: isinstance(recorder.events[-1], Released))
+        assert list(loop._away)
+        victim.send.take_slot()
+        victim.catch_up()
+        await victim.returned.wait()
+        assert isinstance(victim.error, EngineError)
+        assert not loop._away
+
+
 async def test_a_quiet_loop_takes_no_steps(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
     async with open_loop(PlainStepper()) as loop, company(loop) as group:
         stalled = group.start(ask(max_tokens=9), Recorder(window=2, follow=False))

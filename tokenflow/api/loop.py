@@ -109,6 +109,7 @@ class Sequence:
         "released",
         "request",
         "send",
+        "started",
         "state",
     )
 
@@ -129,6 +130,8 @@ class Sequence:
         self.emitted = 0
         self.away = False
         """It gave up its slot and has not asked for another yet."""
+        self.started = False
+        """It has had a slot."""
         self.cancelled = False
         self.lost_step = _NONE
         """Number of the last step that it lost because somebody else left; Trio's side."""
@@ -241,7 +244,7 @@ class StepLoop:
         """Called on Trio's side when `busy` changes; a test pins its mock clock with it."""
         self._commands: deque[tuple[str, Sequence]] = deque()
         self._waiting: deque[Sequence] = deque()
-        self._away: dict[Sequence, None] = {}  # whoever gave a slot up and has none again
+        self._away: dict[Sequence, None] = {}  # whoever gave a slot up and wants none yet
         self._held: dict[Sequence, None] = {}  # whoever has a slot, in order of arrival
         self._running: list[Sequence] = []
         self._out: deque[tuple[Sequence | None, Any]] = deque()
@@ -399,6 +402,7 @@ class StepLoop:
                 self._give_up(seq)
             elif seq.away and seq.emitted < seq.limit:
                 seq.away = False
+                del self._away[seq]
                 self._waiting.append(seq)
         while self._waiting and self._admit(self._waiting[0]):
             self._waiting.popleft()
@@ -415,10 +419,9 @@ class StepLoop:
             return True
         seq._move(SequenceState.ACTIVE)
         self._held[seq] = None
-        again = seq in self._away
-        self._away.pop(seq, None)
         cached = seq.cached_tokens
-        self._out.append((seq, Resumed(cached) if again else Started(len(seq.request.prompt), cached)))
+        self._out.append((seq, Resumed(cached) if seq.started else Started(len(seq.request.prompt), cached)))
+        seq.started = True
         return True
 
     def _give_up(self, seq: Sequence) -> None:
