@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tokenflow.api import (
     Event,
     Finished,
     Released,
+    Resumed,
     Sequence,
     SequenceRequest,
     Started,
@@ -147,6 +149,64 @@ async def test_one_that_comes_back_and_is_refused_leaves_nothing(
         await victim.returned.wait()
         assert isinstance(victim.error, EngineError)
         assert not loop._away
+
+
+def gave_up(n: int, recorder: Recorder) -> bool:
+    return sum(isinstance(event, Released) for event in recorder.events) == n
+
+
+async def test_who_is_asked_for_its_slot_again_before_it_has_one_answers_again(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock
+) -> None:
+    """Called back and asked again at once, or while it waits for somebody else's slot."""
+    async with open_loop(Releasing(slots=1)) as loop, company(loop) as group:
+        slow = group.start(ask(max_tokens=9), Recorder(window=2, follow=False))
+        await slow.wait_deltas(2)
+        slow.accept(3)
+        slow.send.give_up_slot()
+        with trio.fail_after(100 * STEP_S):
+            await slow.until(partial(gave_up, 1))
+            slow.send.take_slot()
+            slow.send.give_up_slot()
+            await slow.until(partial(gave_up, 2))
+            holder = group.start(ask(max_tokens=2), Recorder(window=1, follow=False))
+            await holder.wait_deltas(1)
+            slow.accept(3)  # it may have gone on for a moment
+            slow.send.take_slot()
+            await trio.sleep(5 * STEP_S)
+            assert loop.waiting == 1
+            slow.send.give_up_slot()
+            await slow.until(partial(gave_up, 3))
+            assert loop.waiting == 0
+            slow.send.take_slot()
+            holder.catch_up()
+            slow.catch_up()
+            await slow.returned.wait()
+        assert slow.text == says(9)
+        assert any(isinstance(event, Resumed) for event in slow.events)
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_who_is_asked_for_a_slot_that_it_never_had_answers_too(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock, early: bool
+) -> None:
+    async with open_loop(Releasing(slots=1)) as loop, company(loop) as group:
+        holder = group.start(ask(max_tokens=2), Recorder(window=1, follow=False))
+        await holder.wait_deltas(1)
+        late = Recorder()
+        if early:
+            late.send.give_up_slot()
+        group.start(ask(max_tokens=3), late)
+        await trio.sleep(5 * STEP_S)
+        late.send.give_up_slot()
+        with trio.fail_after(100 * STEP_S):
+            await late.until(partial(gave_up, 1))
+            assert loop.waiting == 0
+            late.send.take_slot()
+            holder.catch_up()
+            await late.returned.wait()
+        assert late.events[:2] == [Released(), Started(1)]
+        assert late.text == says(3)
 
 
 async def test_a_quiet_loop_takes_no_steps(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:

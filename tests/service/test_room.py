@@ -166,6 +166,47 @@ async def test_one_that_gave_way_can_still_end(autojump_clock: MockClock, what: 
         assert r.service.model("").admission.free == 1
 
 
+async def test_one_that_is_paused_again_before_its_engine_has_called_it_back_gives_way_again(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    async with open_rig(slots=2, tokens_per_s=20) as r:
+        stream, reader = await paused(r, "hello")
+        for prompt in ("busy", "newcomer"):  # there is always a step in progress
+            latest, latest_reader = await r.open(prompt, max_tokens=1000)
+            nursery.start_soon(read_all, latest_reader)
+        await trio.sleep(1)
+        assert not stream.holds_slots
+        stream.resume()
+        latest.cancel("client")
+        while not stream.holds_slots:
+            await trio.sleep(STEP_S / 100)
+        stream.pause()
+        await starts_within(r, 1.0)
+        stream.resume()
+        assert text(await read_all(reader)) == generate("hello", 50)
+
+
+async def test_a_choice_that_still_waits_for_its_slot_gives_way_with_the_others(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(slots=2, tokens_per_s=20) as r:
+        stepper, full = r.engine.stepper, True
+        add = stepper.add
+        monkeypatch.setattr(stepper, "add", lambda seq: not (full and stepper.rows) and add(seq))
+        stream, reader = await r.open("hello", max_tokens=50, n=2)
+        stream.pause()
+        await trio.sleep(1)
+        assert len(stepper.rows) == r.engine.loop.waiting == 1
+        await starts_within(r, 1.0)
+        assert not stream.holds_slots
+        full = False
+        stream.resume()
+        await trio.sleep(1)
+        assert not any(choice.away for choice in stream._choices)
+        events = await read_all(reader)
+        assert [text(events, i) for i in range(2)] == [generate("hello", 50)] * 2
+
+
 async def test_called_back_at_any_moment(autojump_clock: MockClock) -> None:
     """The newcomer comes, and some hundredths of a second later the paused one is resumed: no slot is lost."""
     async with open_rig(slots=1, tokens_per_s=20) as r:

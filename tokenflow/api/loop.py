@@ -129,7 +129,7 @@ class Sequence:
         self.limit = 0
         self.emitted = 0
         self.away = False
-        """It gave up its slot and has not asked for another yet."""
+        """It gave up its slot, or its place in the queue, and has not asked for another yet."""
         self.started = False
         """It has had a slot."""
         self.cancelled = False
@@ -244,7 +244,7 @@ class StepLoop:
         """Called on Trio's side when `busy` changes; a test pins its mock clock with it."""
         self._commands: deque[tuple[str, Sequence]] = deque()
         self._waiting: deque[Sequence] = deque()
-        self._away: dict[Sequence, None] = {}  # whoever gave a slot up and wants none yet
+        self._away: dict[Sequence, None] = {}  # whoever has no slot and is not to have one
         self._held: dict[Sequence, None] = {}  # whoever has a slot, in order of arrival
         self._running: list[Sequence] = []
         self._out: deque[tuple[Sequence | None, Any]] = deque()
@@ -265,8 +265,9 @@ class StepLoop:
             raise EngineClosed("The engine is not open.")
         await trio.lowlevel.checkpoint_if_cancelled()  # a fast owner would be done before a parked task learns of it
         seq = Sequence(request, send, matcher, self)
-        send.listen(seq._credited)
+        seq.limit = send.limit
         self._post("add", seq)
+        send.listen(seq._credited)  # after it: what is posted here finds the sequence in its place
         try:
             await seq.released.wait()
         except BaseException:
@@ -425,18 +426,25 @@ class StepLoop:
         return True
 
     def _give_up(self, seq: Sequence) -> None:
-        """Free the slot of one that has been asked to, unless it has been called back since."""
-        if seq not in self._held or seq.limit != GIVE_UP_SLOT or not self.can_release:
+        """Free the slot of one that has been asked to, unless it has been called back since.
+
+        One that has none just now, for it waits for one or gave it up before, answers all the same: somebody waits for
+        the answer.
+        """
+        if seq.limit != GIVE_UP_SLOT or seq.state is SequenceState.GONE or not self.can_release:
             return
-        del self._held[seq]
-        try:
-            self.stepper.release(seq)
-        except Exception as exc:
-            seq._move(SequenceState.GONE)
-            seq.error = self._broken = EngineError(f"The engine failed to free a slot: {exc!r}")
-            self._out.append((seq, None))
-            return
-        seq._move(SequenceState.WAITING)
+        if seq in self._held:
+            del self._held[seq]
+            try:
+                self.stepper.release(seq)
+            except Exception as exc:
+                seq._move(SequenceState.GONE)
+                seq.error = self._broken = EngineError(f"The engine failed to free a slot: {exc!r}")
+                self._out.append((seq, None))
+                return
+            seq._move(SequenceState.WAITING)
+        elif not seq.away:
+            self._waiting.remove(seq)
         seq.away = True
         self._away[seq] = None
         self._out.append((seq, Released()))

@@ -579,6 +579,7 @@ class Stream:
         if isinstance(event, Delta):
             self._on_delta(choice, event, now)
         elif isinstance(event, Started):
+            choice.away = False
             self._account.slot_taken(event, now, again=choice.index % self.asked.n != 0)
             if self.phase is Phase.QUEUE:
                 self._move_deadline(self._deadline.slot_taken, now)

@@ -17,9 +17,16 @@ def _has_sent(n: int, recorder: Recorder) -> bool:
     return recorder.send.sent >= n
 
 
+def _has_given_up_since(count: int, recorder: Recorder) -> bool:
+    return isinstance(recorder.events[-1], Released) and len(recorder.events) > count
+
+
 class Credit(Kit):
     async def _paused(self, engine: Engine, n: int) -> bool:
         return (await engine.stats()).paused == n
+
+    async def _waits(self, engine: Engine) -> bool:
+        return (await engine.stats()).waiting == 1
 
     @live
     async def test_no_more_than_the_limit(self, engine: Engine) -> None:
@@ -112,6 +119,35 @@ class Credit(Kit):
             slow.catch_up()
             await slow.returned.wait()
         assert any(isinstance(event, Resumed) for event in slow.events)
+        assert (slow.text, slow.tokens) == (undisturbed.text, undisturbed.tokens)
+
+    @live
+    async def test_giving_up_the_slot_again(self, engine: Engine) -> None:
+        """Called back and asked again, it answers again, whether it has had a slot in between or waits for one."""
+        need(engine, "pause", "release")
+        request = await self.request(engine)
+        undisturbed = await record(engine, request)
+        async with company(engine) as group:
+            slow = group.start(request, Recorder(window=WINDOW, follow=False))
+            await slow.until(lambda recorder: recorder.send.stalled)
+            slow.accept(1)
+            for _ in range(3):
+                count = len(slow.events)
+                slow.send.take_slot()
+                slow.send.give_up_slot()
+                await slow.until(partial(_has_given_up_since, count))
+            held = await self.hold_slots(engine, group, engine.info.slots)
+            slow.accept(1)  # it may have used what it had
+            slow.send.take_slot()
+            await eventually(lambda: self._waits(engine))
+            count = len(slow.events)
+            slow.send.give_up_slot()
+            await slow.until(partial(_has_given_up_since, count))
+            for recorder in held:
+                recorder.scope.cancel()
+            slow.send.take_slot()
+            slow.catch_up()
+            await slow.returned.wait()
         assert (slow.text, slow.tokens) == (undisturbed.text, undisturbed.tokens)
 
     @live
