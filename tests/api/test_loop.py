@@ -495,6 +495,24 @@ async def test_the_limit_is_read_again_after_parking(
     assert recorder.text == says(6)
 
 
+async def test_the_limit_is_read_again_after_giving_up(ask: Ask, autojump_clock: MockClock) -> None:
+    """Trio calls one back while its slot is being freed, and sees no reason to wake it: it has not gone yet."""
+
+    class CalledBack(Releasing):
+        def release(self, seq: Sequence) -> None:
+            super().release(seq)
+            seq.send.take_slot()
+
+    async with serving(loop := StepLoop(CalledBack()), pace=pace), company(loop) as group:
+        recorder = group.start(ask(max_tokens=6))
+        await recorder.wait_deltas(2)
+        recorder.send.give_up_slot()
+        with trio.fail_after(100):
+            await recorder.returned.wait()
+        assert recorder.text == says(6)
+        assert gave_up(1, recorder)
+
+
 async def test_a_stale_idle_message_is_not_believed(ask: Ask, autojump_clock: MockClock) -> None:
     """The owner says it is idle; meanwhile, on Trio's side, a command was posted that it had not seen."""
 

@@ -12,8 +12,9 @@ acknowledgements, takes one step of the batch, and hands out all its events in o
 Rules that hold it together:
 
 * Only the owner touches the stepper, the sequences' state and the batch. Trio writes `limit` and `cancelled` alone.
-* Credit is one integer, written by Trio and read by the owner before each step. After parking a sequence the owner
-  reads it once more: Trio, which wakes only parked ones, may have written between the two (a lost wake-up otherwise).
+* Credit is one integer, written by Trio and read by the owner before each step. After parking a sequence, or taking its
+  slot, the owner reads it once more: Trio, which wakes only parked ones and those without a slot, may have written
+  between the two (a lost wake-up otherwise).
 * Acknowledgements go out before the step, so that a cancel never waits for the step after the one it interrupted.
 * From the moment of its cancel nothing of a sequence reaches its `Send`; tokens are counted as dropped.
 * A stepper that raises in `remove` leaves a slot that nobody knows the owner of: the loop ends, every caller is let go
@@ -401,10 +402,8 @@ class StepLoop:
                 self._release(seq)
             elif command == "release":
                 self._give_up(seq)
-            elif seq.away and seq.emitted < seq.limit:
-                seq.away = False
-                del self._away[seq]
-                self._waiting.append(seq)
+            else:
+                self._call_back(seq)
         while self._waiting and self._admit(self._waiting[0]):
             self._waiting.popleft()
 
@@ -448,6 +447,14 @@ class StepLoop:
         seq.away = True
         self._away[seq] = None
         self._out.append((seq, Released()))
+        self._call_back(seq)  # credit may have come before it was away: see the rules above
+
+    def _call_back(self, seq: Sequence) -> None:
+        """Let one that is away wait for a slot, if it could go on."""
+        if seq.away and seq.emitted < seq.limit:
+            seq.away = False
+            del self._away[seq]
+            self._waiting.append(seq)
 
     def _runnable(self) -> list[Sequence]:
         run = []
