@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,6 +21,7 @@ from tokenflow.api import (
     Finished,
     Released,
     Resumed,
+    Send,
     Sequence,
     SequenceRequest,
     Started,
@@ -356,6 +359,45 @@ async def test_a_step_that_raises_fails_all_that_hold_a_slot(
     assert waiting.text == says(5)
 
 
+@pytest.mark.parametrize("from_step", [True, False])
+async def test_each_is_told_of_a_common_failure_as_if_it_were_its_own(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock, from_step: bool
+) -> None:
+    """One exception is raised in every task: where each stands is not added up, nor kept by those who had it."""
+    stepper, sends, traces = PlainStepper(slots=8), [Send(window=50) for _ in range(8)], []
+    whole = stepper.step
+
+    def failing(run: list[Sequence]) -> Iterable[tuple[Sequence, Step]]:
+        if len(run) < 8:
+            return whole(run)
+        if from_step:
+            raise ZeroDivisionError
+        error = ZeroDivisionError()
+        return [(seq, Step(error=error)) for seq in run]
+
+    stepper.step = failing  # type: ignore[method-assign]
+
+    async def attempt(send: Send) -> None:
+        try:
+            await loop.generate(ask(max_tokens=50), send)
+        except ZeroDivisionError as exc:
+            traces.append([frame.name for frame in traceback.extract_tb(exc.__traceback__)])
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with open_loop(stepper) as loop:
+            async with trio.open_nursery() as nursery:
+                for send in sends:
+                    nursery.start_soon(attempt, send)
+            assert len(traces) == 8
+            assert all(trace == traces[0] for trace in traces)
+            assert traces[0].count("attempt") == 1 and ("failing" in traces[0]) is from_step
+            assert not any(type(left) is Sequence and left.send in sends for left in gc.get_objects())
+    finally:
+        gc.enable()
+
+
 async def test_after_a_failed_step_it_serves_on(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
     stepper = PlainStepper()
     step, fails = stepper.step, [ValueError("cuda")]
@@ -434,6 +476,24 @@ async def test_a_slot_that_cannot_be_freed_ends_the_loop(open_loop: Open, ask: A
     with pytest.raises(EngineClosed):
         await loop.generate(ask(), Recorder().send)
     assert stepper.log[-1] == "close"
+
+
+async def test_so_does_one_that_cannot_be_given_up(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    class Dead(Releasing):
+        def release(self, seq: Sequence) -> None:
+            raise RuntimeError("dead")
+
+    recorder = Recorder(window=1, follow=False)
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(EngineError, match="dead") as ended:
+            async with open_loop(Dead()) as loop:
+                nursery.start_soon(recorder.play, loop, ask())
+                await recorder.wait_deltas(1)
+                recorder.send.give_up_slot()
+                await trio.sleep_forever()
+    for error in (ended.value, recorder.error):
+        assert isinstance(error, EngineError) and isinstance(error.__cause__, RuntimeError)
+    assert recorder.error is not ended.value, "each is raised in a task of its own"
 
 
 async def test_closing_lets_everyone_go(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:

@@ -100,7 +100,11 @@ async def serving(loop: StepLoop, *, pace: Pace | None = None) -> AsyncGenerator
             yield
             nursery.cancel_scope.cancel(reason="the engine is closed")
     except BaseExceptionGroup as group:
-        raise _only(group) from None
+        error = _only(group)
+        try:
+            raise error from error.__cause__
+        finally:
+            del error  # its frames are held by it, and hold the engine
 
 
 def _only(group: BaseException) -> BaseException:

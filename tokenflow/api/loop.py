@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
+from types import TracebackType
 from typing import Any
 
 import trio
@@ -112,6 +113,7 @@ class Sequence:
         "send",
         "started",
         "state",
+        "trace",
     )
 
     def __init__(
@@ -138,6 +140,8 @@ class Sequence:
         """Number of the last step that it lost because somebody else left; Trio's side."""
         self.released = trio.Event()
         self.error: Exception | None = None
+        self.trace: TracebackType | None = None
+        """Where the error came from. Others may be told of the same one, and where they stood is added to it then."""
         self._loop = loop
         self._assembler = TextAssembler(request.stop)
         self._logprobs: list[tuple[int, TokenLogprob]] = []  # not told yet, with where in the text each begins
@@ -208,6 +212,9 @@ class Sequence:
             self._loop._post("release", self)
         elif self.emitted < limit and (self.away or self.state is SequenceState.PARKED):
             self._loop._post("wake", self)
+
+    def _failed(self, error: Exception) -> None:
+        self.error, self.trace = error, error.__traceback__
 
     def _move(self, to: SequenceState) -> None:
         self.state = move(SEQUENCE_MOVES, self.state, to)
@@ -286,8 +293,13 @@ class StepLoop:
             raise
         finally:
             send.listen(None)
-        if seq.error is not None:
-            raise seq.error
+            error, trace = seq.error, seq.trace
+            seq.error = seq.trace = None  # their frames have the sequence
+        if error is not None:
+            try:
+                raise error.with_traceback(trace)
+            finally:
+                error = trace = None  # and this one
 
     @property
     def can_release(self) -> bool:
@@ -367,7 +379,7 @@ class StepLoop:
                     seq.send.send_nowait(event, seq.emitted)
                 except Exception as exc:  # the stream's fault, and its alone
                     seq.cancelled = True
-                    seq.error = exc
+                    seq._failed(exc)
                     self._post("cancel", seq)
             elif type(event) is Delta:
                 seq.send.dropped += event.tokens
@@ -413,7 +425,7 @@ class StepLoop:
             if not self.stepper.add(seq):
                 return False
         except Exception as exc:
-            seq.error = exc
+            seq._failed(exc)
             seq._move(SequenceState.GONE)
             self._out.append((seq, None))
             return True
@@ -437,8 +449,8 @@ class StepLoop:
             try:
                 self.stepper.release(seq)
             except Exception as exc:
+                self._lose_slot(seq, exc)
                 seq._move(SequenceState.GONE)
-                seq.error = self._broken = EngineError(f"The engine failed to free a slot: {exc!r}")
                 self._out.append((seq, None))
                 return
             seq._move(SequenceState.WAITING)
@@ -502,8 +514,15 @@ class StepLoop:
             self._release(seq)
 
     def _fail(self, seq: Sequence, error: Exception) -> None:
-        seq.error = error
+        seq._failed(error)
         self._release(seq)
+
+    def _lose_slot(self, seq: Sequence, cause: Exception) -> None:
+        """Nobody knows whose its slot is: the end of the loop."""
+        message = f"The engine failed to free a slot: {cause!r}"
+        error, self._broken = EngineError(message), EngineError(message)  # each is raised in a task of its own
+        error.__cause__ = self._broken.__cause__ = cause
+        seq._failed(error)
 
     def _release(self, seq: Sequence) -> None:
         """Take `seq` out, whatever it was, and acknowledge it. Repeatable."""
@@ -519,8 +538,7 @@ class StepLoop:
             try:
                 self.stepper.remove(seq)
             except Exception as exc:
-                seq.error = self._broken = EngineError(f"The engine failed to free a slot: {exc!r}")
-                self._broken.__cause__ = exc
+                self._lose_slot(seq, exc)
         seq._move(SequenceState.GONE)
         self._out.append((seq, None))
 
