@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tokenflow.api import SequenceRequest, StepLoop, serving
+from tokenflow.api import Sequence, SequenceRequest, StepLoop, serving
 from tokenflow.api.loop import SHORT_STEP_S
 from tokenflow.testing.fakes import company
 from tokenflow.testing.steppers import GatedStepper
@@ -88,3 +90,44 @@ async def test_who_has_no_part_in_a_long_step_does_not_wait_for_its_end(
         stepper.gate.release(10_000)
         await other.returned.wait()
         assert other.tokens == 1
+
+
+class Misspelt(GatedStepper):
+    def interrupt(self, seq: Sequence | None) -> None:
+        super().interrupt(seq)
+        self.no_such_flag.set()  # type: ignore[attr-defined]
+
+
+async def test_an_interrupt_that_raises_is_told_once_with_its_place(
+    ask: Callable[..., SequenceRequest],
+    pin: Callable[[bool], None],
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Cancels would just be slow, and nobody would know why."""
+    stepper = Misspelt(slots=1)
+    loop = StepLoop(stepper)
+    loop.on_busy = pin
+    with caplog.at_level(logging.ERROR):
+        async with serving(loop), company(loop) as group:
+            for _ in range(2):
+                victim = group.start(ask(prompt=1000))
+                await trio.to_thread.run_sync(stepper.entered.acquire)
+                await victim.wait_started()
+                victim.scope.cancel()
+                await wait_all_tasks_blocked()
+                stepper.gate.release()
+                await victim.returned.wait()
+                assert victim.error is None
+    assert stepper.interrupts[-1] is None and len(stepper.interrupts) == 3
+    [told] = caplog.records
+    assert told.name == "tokenflow.engines" and "no_such_flag.set()" in caplog.text
+
+
+async def test_so_is_one_that_raises_when_all_leave(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        async with serving(StepLoop(Misspelt())):
+            pass
+    assert "no_such_flag.set()" in caplog.text

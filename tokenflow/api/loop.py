@@ -23,10 +23,10 @@ Rules that hold it together:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -230,6 +230,8 @@ DRAIN_EVENTS = 256
 SHORT_STEP_S = 0.05
 """Who leaves waits this long for the end of a step that it does not prefill in; then the step is interrupted."""
 
+log = logging.getLogger("tokenflow.engines")
+
 
 class StepLoop:
     """Runs a Stepper's batch for any number of `generate` calls.
@@ -259,6 +261,7 @@ class StepLoop:
         self._drain_is_due = False
         self._posted = self._applied = 0  # commands: written by Trio alone, by the owner alone
         self._parked_anew = False
+        self._hint_failed = False
         self._step_began: float | None = None
         self._broken: Exception | None = None
         self._stop = False
@@ -348,8 +351,16 @@ class StepLoop:
             return
         for other in stay:
             other.lost_step = step
-        with suppress(Exception):  # a faulty hint must not skip the wait for the slot
+        self._ask_to_end(seq)
+
+    def _ask_to_end(self, seq: Sequence | None) -> None:
+        """A hint. A faulty one changes nothing but how long it takes; its author wants the place, once."""
+        try:
             self.stepper.interrupt(seq)
+        except Exception:
+            if not self._hint_failed:
+                self._hint_failed = True
+                log.exception("The engine failed to end a step early; a cancel waits for the step")
 
     def _post(self, command: str, seq: Sequence) -> None:
         self._posted += 1
@@ -623,8 +634,7 @@ class StepLoop:
                 patience.deadline = trio.current_time() + self.grace_s
                 ring()
                 if not ended:
-                    with suppress(Exception):
-                        self.stepper.interrupt(None)
+                    self._ask_to_end(None)
 
         ended = False
         failure: Exception | None = None  # kept out of the nursery, which would wrap it in a group
