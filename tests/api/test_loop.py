@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import pytest
 import trio
@@ -127,6 +128,31 @@ async def test_a_slot_that_comes_free_for_one_that_has_just_been_cancelled_is_no
         other = group.start(ask(max_tokens=3))
         await other.returned.wait()
         assert other.finished is not None and loop.held == 0
+
+
+async def test_what_is_kept_of_a_released_sequence_goes_with_it_when_it_is_cancelled(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock
+) -> None:
+    """The stepper is not asked to free it: it may hold no more than an object can."""
+
+    class Keeping(Releasing):
+        def add(self, seq: Sequence) -> bool:
+            seq.data = {"kept"}
+            kept.append(ref(seq.data))
+            return super().add(seq)
+
+    kept: list[ref[Any]] = []
+    async with open_loop(stepper := Keeping()) as loop, company(loop) as group:
+        victim = group.start(ask(max_tokens=9), Recorder(window=2, follow=False))
+        await victim.wait_deltas(2)
+        victim.send.give_up_slot()
+        await victim.until(partial(gave_up, 1))
+        calls = list(stepper.log)
+        assert kept[0]() == {"kept"}
+        victim.scope.cancel()
+        await victim.returned.wait()
+        assert stepper.log == calls
+        assert kept[0]() is None
 
 
 async def test_one_that_comes_back_and_is_refused_leaves_nothing(

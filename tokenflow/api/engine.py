@@ -24,6 +24,11 @@ class Engine(Protocol):
         `send.limit`. A failure is raised (any Exception) and ends this sequence alone. Cancelled, it sends nothing
         more and ends only when its slot is free, within one step; tokens that were generated meanwhile are counted in
         `send.dropped`. An engine that cannot let go within its grace raises `EngineStuck` instead of `Cancelled`.
+
+        With the capability `release`, a limit of `api.send.GIVE_UP_SLOT` is answered with `Released` once the sequence
+        has no slot, also if it waits for one or has given it up before, unless the limit has changed by then. It takes
+        none until the limit allows it another delta: then it waits for one, sends `Resumed` (`Started`, if it never had
+        one) and goes on where it was. Either may come again and again.
         """
         ...
 

@@ -307,7 +307,7 @@ class StepLoop:
     @property
     def can_release(self) -> bool:
         """Its stepper can let a sequence give up its slot and go on later."""
-        return bool(getattr(self.stepper, "can_release", False))
+        return bool(getattr(self.stepper, "can_release", False))  # one that does not inherit need not have it
 
     @property
     def step_age_s(self) -> float:

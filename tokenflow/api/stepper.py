@@ -10,7 +10,18 @@ if TYPE_CHECKING:
 
 
 class Stepper(Protocol):
-    """What a batched engine supplies. Called by the owner alone (but for `interrupt`), never two calls at once."""
+    """What a batched engine supplies. Called by the owner alone (but for `interrupt`), never two calls at once.
+
+        add -> step ... -> remove
+        add -> step ... -> release, add -> step ... -> remove
+
+    A sequence that has a slot at its end, since `add` returned True and no `release` followed, is `remove`d, once. One
+    that has none, for it was refused, or cancelled while it waited or had been released, is heard of no more: what
+    `seq.data` has then is freed with it, as Python's objects are.
+    """
+
+    can_release: bool = False
+    """`release` may be called: a sequence can give its slot to others, and go on later."""
 
     def open(self) -> None:
         """Load. In the owner's thread, since CUDA's state is per thread. Raises StartupError with a line for people."""
@@ -19,12 +30,15 @@ class Stepper(Protocol):
         """Free everything. Called once, after `open` succeeded."""
 
     def add(self, seq: Sequence) -> bool:
-        """Take a slot and its KV cache for `seq`. False: not now, ask again later. Raise: refuse this one."""
+        """Take a slot and its KV cache for `seq`, be it new or released. False: not now, ask again later; it may be
+        cancelled meanwhile. Raise: refuse this one, which ends with this error.
+        """
 
     def release(self, seq: Sequence) -> None:
-        """`seq` gives its slot and KV cache to others, and will be `add`ed again to go on exactly where it was.
+        """`seq` has given its slot and KV cache to others when this returns. Must not raise.
 
-        Keep in `seq.data` what that takes (its tokens, its sampler). Only steppers that set `can_release` are asked.
+        If it is `add`ed again, it goes on exactly where it was: keep in `seq.data` what that takes (its tokens, its
+        sampler). It may not be, and then nothing more is called for it. Only steppers that set `can_release` are asked.
         """
 
     def remove(self, seq: Sequence) -> None:
@@ -44,5 +58,5 @@ class Stepper(Protocol):
 
         `seq` is the one that is leaving; None: everybody is. Doing nothing is allowed. It is asked at once where `seq`
         prefills in this step, otherwise only once the step has shown to be long; and, where somebody in the step stays,
-        never twice without a whole step between.
+        never twice without a whole step between. What it raises is logged once, and changes nothing.
         """
