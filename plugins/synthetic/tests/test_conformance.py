@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 import trio
 from tokenflow_synthetic import SyntheticConfig, open_in_task, open_synthetic
+from tokenflow_synthetic.engine import SyntheticEngine
 from tokenflow_synthetic.vocabulary import VOCABULARY
 from tokenflow_synthetic.words import tokens
 
-from tokenflow.api import EngineInfo, SequenceRequest, engine_from_blocking_iterator, engine_from_generator
+from tokenflow.api import (
+    EngineInfo,
+    Sequence,
+    SequenceRequest,
+    Step,
+    engine_from_blocking_iterator,
+    engine_from_generator,
+)
 from tokenflow.testing.conformance import EngineConformance, OpenEngine
 
 
@@ -68,3 +76,58 @@ class TestBlockingIterator(EngineConformance):
     @pytest.fixture
     def open_engine(self) -> OpenEngine:
         return lambda: nullcontext(engine_from_blocking_iterator(say, info=INFO))
+
+
+# --- what the kit must find -----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_deaf() -> AsyncIterator[SyntheticEngine]:
+    """Makes a hundred tokens for who has left."""
+    async with open_synthetic(SyntheticConfig()) as engine:
+        remove = engine.stepper.remove
+
+        def go_on(seq: Sequence) -> None:
+            if seq.cancelled:
+                engine.loop.generated += 100
+                seq.send.dropped += 100
+            remove(seq)
+
+        engine.stepper.remove = go_on  # type: ignore[method-assign]
+        yield engine
+
+
+def test_an_engine_that_goes_on_after_a_cancel_is_found_however_fast_it_is() -> None:
+    with pytest.raises(AssertionError):
+        TestUnpaced().test_in_decoding(open_deaf)
+
+
+async def say_in_halves(prompt: str, request: SequenceRequest) -> AsyncIterator[str]:
+    for byte in "Fünf 🐡 schwimmen.".encode():
+        await trio.lowlevel.checkpoint()
+        yield bytes([byte]).decode(errors="replace")
+
+
+def test_an_engine_that_cuts_characters_is_found() -> None:
+    with pytest.raises(AssertionError):
+        TestGenerator().test_text_is_whole(lambda: nullcontext(engine_from_generator(say_in_halves, info=INFO)))
+
+
+@asynccontextmanager
+async def open_cutting() -> AsyncIterator[SyntheticEngine]:
+    """The same, of an engine that tells its tokens' bytes."""
+    async with open_synthetic(SyntheticConfig(one_byte=True, text="Fünf 🐡 schwimmen.")) as engine:
+        step = engine.stepper.step
+
+        def cut(run: list[Sequence]) -> Iterator[tuple[Sequence, Step]]:
+            for seq, made in step(run):
+                piece = made.piece.decode(errors="replace").encode()
+                yield seq, Step(made.tokens, piece, made.finish, made.logprobs)
+
+        engine.stepper.step = cut  # type: ignore[method-assign]
+        yield engine
+
+
+def test_an_engine_that_cuts_characters_and_tells_their_bytes_is_found() -> None:
+    with pytest.raises(AssertionError):
+        TestOneSlotOneByte().test_text_is_whole(open_cutting)
