@@ -68,7 +68,7 @@ def uncollected() -> Iterator[list[str]]:
         yield found
         gc.set_debug(gc.DEBUG_SAVEALL)
         # Before Python 3.13 a collection closes what runs first, and then shows nothing of what only that had kept.
-        running = [(ref(thing), made_by(thing)) for thing in gc.get_objects() if isinstance(thing, RUNNING)]
+        running = [(ref(thing), made_by(thing)) for thing in gc.get_objects() if type(thing) in RUNNING]
         gc.collect()
         found += map(made_by, gc.garbage)
         found += [maker for thing, maker in running if thing() is None]
