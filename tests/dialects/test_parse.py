@@ -146,6 +146,7 @@ def test_a_whole_number_is_an_integer_however_it_is_written(parse):
     for name in names:
         assert repr(parse(**{name: 3.0})) == repr(parse(**{name: 3}))
     assert parse(seed=-0.0).sampling.seed == 0
+    assert parse(seed=-1) == parse(seed=-1.0) == parse(), "by chance, as other servers have it"
     assert parse(max_tokens=1e30).max_tokens == int(1e30)
     assert parse(mirostat=2.0).sampling.mirostat == Mirostat()
     assert repr(parse(dry_multiplier=1, dry_range=8.0)) == repr(parse(dry_multiplier=1, dry_range=8))

@@ -85,6 +85,7 @@ def _sampling(fields: Fields) -> Sampling:
     top_k = fields.integer("top_k", least=-1, most=INT64_MAX)
     alias = fields.number("repeat_penalty", above=0)
     penalty = fields.number("repetition_penalty", above=0)
+    seed = fields.integer("seed", least=INT64_MIN, most=INT64_MAX)
     return Sampling(
         temperature=fields.number("temperature", least=0, most=2),
         top_k=_top_k(top_k),
@@ -97,7 +98,7 @@ def _sampling(fields: Fields) -> Sampling:
         repetition_penalty=alias if penalty is None else penalty,
         frequency_penalty=fields.number("frequency_penalty", least=-2, most=2),
         presence_penalty=fields.number("presence_penalty", least=-2, most=2),
-        seed=fields.integer("seed", least=INT64_MIN, most=INT64_MAX),
+        seed=None if seed == -1 else seed,  # -1 is how other servers spell "by chance"
         logit_bias=_logit_bias(fields),
         banned_strings=_strings(fields, "banned_strings", "ban everything") or None,
     )

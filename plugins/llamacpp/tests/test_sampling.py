@@ -49,6 +49,13 @@ def test_any_seed_is_one(seed: int) -> None:
     assert 0 <= _seed(seed) < 0xFFFFFFFF
 
 
+def test_seeds_are_told_apart() -> None:
+    kept = [0, 1, 1 << 31, 0xFFFFFFFE]
+    assert [_seed(seed) for seed in kept] == kept
+    spread = [-(1 << 63), *range(-100, 100), *range(0xFFFFFFFF, 0xFFFFFFFF + 100), 1 << 32, 1 << 62, (1 << 63) - 1]
+    assert len({_seed(seed) for seed in spread}) == len(set(spread))
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

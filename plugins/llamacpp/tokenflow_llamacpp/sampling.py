@@ -14,6 +14,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import fields
+from hashlib import blake2b
 from heapq import nlargest
 from math import exp, inf, isfinite, log
 from typing import Any, Protocol
@@ -203,7 +204,9 @@ def _seed(seed: int | None) -> int:
     """Any integer as llama.cpp's 32 bits, of which the highest value would mean: at random."""
     if seed is None:
         return random.randrange(0xFFFFFFFF)
-    return (seed ^ (seed >> 32)) % 0xFFFFFFFF
+    if 0 <= seed < 0xFFFFFFFF:
+        return seed
+    return int.from_bytes(blake2b(str(seed).encode(), digest_size=8).digest()) % 0xFFFFFFFF
 
 
 def token_logprob(logits: Sequence[float], token: int, alternatives: int, vocabulary: LlamaVocabulary) -> TokenLogprob:
