@@ -105,7 +105,7 @@ LENGTHS: list[tuple[Any, int | None]] = [
     (..., 50),
     (None, 50),
     (0, None),
-    (-1, None),
+    (-1, 50),
     (10**9, 50),
     (10**30, 50),
     ("5", None),

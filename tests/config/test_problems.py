@@ -234,7 +234,7 @@ WRONG_MODEL = {
     "not a number where there is a most": (
         'engine = "echo"\n[models.m.defaults]\ntemperature = nan',
         "4: models.m.defaults.temperature: expected a finite number, got nan; "
-        "write a number from 0 to 2 (0 always takes the likeliest token)",
+        "write a number from 0 to 10 (0 always takes the likeliest token)",
     ),
     "unknown table": (
         'engine = "echo"\n[models.m.default]\ntop_k = 3',

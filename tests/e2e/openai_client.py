@@ -158,8 +158,8 @@ class Scenarios:
             "unknown model": lambda: self.chat(model="gpt-nothing"),
             "unknown model streamed": lambda: self.chat_streamed(model="gpt-nothing"),
             "no such model": lambda: self.client.models.retrieve("gpt-nothing"),
-            "temperature": lambda: self.chat(temperature=3),
-            "temperature streamed": lambda: self.chat_streamed(temperature=3),
+            "temperature": lambda: self.chat(temperature=11),
+            "temperature streamed": lambda: self.chat_streamed(temperature=11),
             "too long": lambda: self.client.completions.create(prompt="word " * 6000, **SHORT),
             "engine": lambda: self.client.completions.create(model="synthetic", prompt=FAULT),
             "timeout": lambda: self.client.completions.create(

@@ -175,13 +175,13 @@ async def test_coming_back_in_the_very_tick_of_grace_does_not_rename_the_end(aut
 async def test_ended_streams_that_nobody_reads_give_way_whole(autojump_clock: MockClock) -> None:
     async with open_rig(slots=8, replay={"total_bytes": 400_000}) as r:
         for _ in range(60):
-            _, reader = await r.open("x" * 1000, max_tokens=3, attendance=CONTINUE, user="u" * 1000)
+            _, reader = await r.open("x" * 1000, max_tokens=3, attendance=CONTINUE)
             await read_all(reader)
         await r.settle()
         gauges = await r.service.gauges()
         assert gauges.kept_streams < 25 and gauges.replay_bytes <= 400_000
         assert len(r.service.streams("-")) == gauges.kept_streams
-        assert all(s.asked.user is None for s in r.service.streams("-"))
+        assert all(s.asked.prompts == (TextPrompt(text=""),) for s in r.service.streams("-"))
 
 
 async def test_a_reader_that_lingers_holds_neither_the_record_nor_the_log(autojump_clock: MockClock) -> None:

@@ -227,7 +227,7 @@ class DefaultsConfig:
 
     max_tokens: Count | None = None
     """Tokens of an answer. Unset: as many as the context and `limits.max_tokens` allow."""
-    temperature: Annotated[float, Ge(0), Le(2)] | None = None
+    temperature: Annotated[float, Ge(0), Le(10)] | None = None
     """0 always takes the likeliest token."""
     top_k: Annotated[int, Ge(0)] | None = None
     """Tokens are drawn from so many of the likeliest; 0: from all."""

@@ -222,7 +222,6 @@ class GenerationRequest:
     """None: the configured default."""
     timeouts: Mapping[str, float] = field(default_factory=dict)
     """Seconds by key of `Timeouts`, for those that the client wants other than the default."""
-    user: str | None = None
     attendance: Attendance = field(default_factory=Attendance)
     idempotency_key: str | None = None
 

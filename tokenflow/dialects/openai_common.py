@@ -11,13 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenflow.core.types import Attendance, Dry, GenerationRequest, Mirostat, OnDisconnect, Prompt, Sampling, Xtc
-from tokenflow.dialects.fields import Fields, as_number, as_text, shown, unsupported, wrong_type
+from tokenflow.dialects.fields import Fields, as_integer, as_number, as_text, shown, unsupported, wrong_type
 from tokenflow.dialects.openai_refused import refuse
 from tokenflow.dialects.structured import grammar
 from tokenflow.errors import InvalidRequest
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 INT32_MAX = (1 << 31) - 1
+MAX_TEMPERATURE = 10
+"""Front-ends offer up to 5. Logits are biased before they are divided by it: at 100, a bias of -100 bans nothing."""
+
+MAX_BIAS = 100
+MAX_TOKEN_ID = INT32_MAX
+"""Engines count tokens in 32 bits. Whether the vocabulary has it is the engine's to say."""
 
 TIMEOUT_KEYS = {
     "queue_timeout_s": "queue_s",
@@ -50,7 +56,7 @@ def generation_request(
         n=fields.integer("n", least=1) or 1,
         max_tokens=_max_tokens(fields),
         sampling=_sampling(fields),
-        stop=_strings(fields, "stop", "stop everything") or (),
+        stop=_strings(fields, "stop") or (),
         logprobs=logprobs,
         ignore_eos=fields.boolean("ignore_eos") or False,
         grammar=grammar(fields),
@@ -58,26 +64,25 @@ def generation_request(
         include_usage=include_usage,
         coalesce_ms=fields.integer("coalesce_ms", least=0),
         timeouts=_timeouts(fields),
-        user=fields.text("user"),
         attendance=attending,
     )
 
 
 def _max_tokens(fields: Fields) -> int | None:
     # A huge one is no error: the server clamps it. Every name is checked; OpenAI's newer one counts first.
-    old = fields.integer("max_tokens", least=1)
-    new = fields.integer("max_completion_tokens", least=1)
-    theirs = _n_predict(fields)
+    old = _limit(fields, "max_tokens")
+    new = _limit(fields, "max_completion_tokens")
+    theirs = _limit(fields, "n_predict")
     if new is not None:
         return new
     return theirs if old is None else old
 
 
-def _n_predict(fields: Fields) -> int | None:
-    """llama-server's name for it, where -1 is no limit: more than any context, for what is unsaid has a default."""
-    limit = fields.integer("n_predict", least=-1)
+def _limit(fields: Fields, name: str) -> int | None:
+    """As llama-server has it, -1 is no limit: more than any context, for what is unsaid has a default."""
+    limit = fields.integer(name, least=-1)
     if limit == 0:
-        raise InvalidRequest("'n_predict' must be at least 1, or -1 for no limit; got 0.", param="n_predict")
+        raise InvalidRequest(f"'{name}' must be at least 1, or -1 for no limit; got 0.", param=name)
     return INT32_MAX if limit == -1 else limit
 
 
@@ -87,7 +92,7 @@ def _sampling(fields: Fields) -> Sampling:
     penalty = fields.number("repetition_penalty", above=0)
     seed = fields.integer("seed", least=INT64_MIN, most=INT64_MAX)
     return Sampling(
-        temperature=fields.number("temperature", least=0, most=2),
+        temperature=fields.number("temperature", least=0, most=MAX_TEMPERATURE),
         top_k=_top_k(top_k),
         top_p=fields.number("top_p", above=0, most=1),
         min_p=fields.number("min_p", least=0, most=1),
@@ -127,11 +132,13 @@ def _dry(fields: Fields) -> Dry | None:
 
 
 def _mirostat(fields: Fields) -> Mirostat | None:
-    version = fields.integer("mirostat", least=0)
+    ours, alias = fields.integer("mirostat", least=0), fields.integer("mirostat_mode", least=0)
+    version = alias if ours is None else ours
     tau = fields.number("mirostat_tau", above=0) if version else fields.number("mirostat_tau", least=0)
     given = _given(tau=tau, eta=fields.number("mirostat_eta", least=0))
     if version not in (None, 0, 2):
-        raise unsupported("mirostat", "only version 2 of it is done here; 0 is off.")
+        name = "mirostat_mode" if ours is None else "mirostat"
+        raise unsupported(name, "only version 2 of it is done here; 0 is off.")
     return Mirostat(**given) if version else None
 
 
@@ -141,8 +148,9 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _logit_bias(fields: Fields) -> Mapping[int, float] | None:
-    if fields.get("logit_bias") == []:  # llama-server's default
-        return None
+    value = fields.get("logit_bias")
+    if isinstance(value, list):
+        return dict(_biased(pair, f"logit_bias[{i}]") for i, pair in enumerate(value)) or None
     table = fields.object("logit_bias")
     if table is None:
         return None
@@ -150,25 +158,35 @@ def _logit_bias(fields: Fields) -> Mapping[int, float] | None:
     for key in table:
         if not isinstance(key, str) or not _TOKEN_ID.fullmatch(key):
             raise InvalidRequest("'logit_bias' maps token ids, written as strings, to numbers.", param="logit_bias")
-        bias[int(key)] = as_number(table.get(key), f"logit_bias.{key}", least=-100, most=100)
+        bias[int(key)] = as_number(table.get(key), f"logit_bias.{key}", least=-MAX_BIAS, most=MAX_BIAS)
     return bias or None
 
 
-def _strings(fields: Fields, name: str, empty: str) -> tuple[str, ...] | None:
-    """One string or several, none of them empty: `empty` says what such a one would do."""
+def _biased(pair: object, path: str) -> tuple[int, float]:
+    """A token and its bias, as llama-server has them: `false` bans it."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise wrong_type(path, "an array of a token id and a number", pair)
+    token = as_integer(pair[0], f"{path}[0]", least=0, most=MAX_TOKEN_ID)
+    return token, -MAX_BIAS if pair[1] is False else as_number(pair[1], f"{path}[1]", least=-MAX_BIAS, most=MAX_BIAS)
+
+
+def _strings(fields: Fields, name: str, empty: str | None = None) -> tuple[str, ...] | None:
+    """One string or several. `empty` says what an empty one would do, and so is refused; None: it is left out."""
     value = fields.get(name)
     if value is None:
         return None
     if isinstance(value, str):
-        return (_string(value, name, empty),)
-    if not isinstance(value, list):
+        strings = [_string(value, name, empty)]
+    elif isinstance(value, list):
+        strings = [_string(item, f"{name}[{i}]", empty) for i, item in enumerate(value)]
+    else:
         raise wrong_type(name, "a string or an array of strings", value)
-    return tuple(_string(item, f"{name}[{i}]", empty) for i, item in enumerate(value))
+    return tuple(text for text in strings if text)
 
 
-def _string(value: object, path: str, empty: str) -> str:
+def _string(value: object, path: str, empty: str | None) -> str:
     text = as_text(value, path)
-    if not text:
+    if not text and empty is not None:
         raise InvalidRequest(f"'{path}' is an empty string, which would {empty}.", param=path)
     return text
 

@@ -24,12 +24,9 @@ from tokenflow.dialects.fields import (
     missing,
     wrong_type,
 )
-from tokenflow.dialects.openai_common import generation_request
+from tokenflow.dialects.openai_common import MAX_TOKEN_ID, generation_request
 from tokenflow.dialects.openai_frames import StreamEncoder, dumps, finite, usage_object
 from tokenflow.errors import InvalidRequest
-
-MAX_TOKEN_ID = (1 << 31) - 1
-"""Engines count tokens in 32 bits. Whether the vocabulary has it is the engine's to say."""
 
 
 def parse(body: object, *, stream: bool | None = None) -> GenerationRequest:

@@ -23,8 +23,9 @@ from tokenflow.dialects.fields import (
 from tokenflow.dialects.openai_tools import check_text, parse_tools
 from tokenflow.errors import InvalidRequest
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""Roles taken, and what a template hears. `developer` is OpenAI's newer word for `system`, which templates know."""
+ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES |= {"developer": "system", "function": "tool"}
+"""Roles taken, and what a template hears: of two words of OpenAI's for one role, the one that templates know."""
 
 
 def parse_messages(fields: Fields) -> ChatPrompt:

@@ -26,7 +26,7 @@ from tokenflow.dialects.openai_frames import DONE, dumps
 from tokenflow.errors import Cancelled, InvalidRequest, TokenflowError
 
 _NUMBERS = frozenset(
-    {"max_tokens", "seed", "top_k", "mirostat", "dry_allowed_length", "dry_range", "coalesce_ms", "n"}
+    {"max_tokens", "seed", "top_k", "mirostat", "mirostat_mode", "dry_allowed_length", "dry_range", "coalesce_ms", "n"}
     | {"n_predict", "min_tokens", "truncate_prompt_tokens", "prompt_logprobs", "best_of"}
 )
 _FRACTIONS = frozenset(

@@ -469,7 +469,7 @@ class Stream:
         for choice in self._choices:
             choice.message = None
         prompts = tuple(TextPrompt(text="") for _ in self.asked.prompts)
-        self.asked = replace(self.asked, prompts=prompts, user=None, stop=())
+        self.asked = replace(self.asked, prompts=prompts, stop=())
 
     async def _generate(self) -> None:
         if not self._slots_held.is_set():
