@@ -310,7 +310,7 @@ response_format structured_outputs json_schema grammar guided_json parallel_tool
 reasoning_effort echo suffix best_of stop_token_ids allowed_token_ids bad_words min_tokens use_beam_search
 include_stop_str_in_output truncate_prompt_tokens prompt_logprobs continue_final_message add_generation_prompt
 modalities audio n_predict top_n_sigma dynatemp_range min_keep n_indent t_max_predict_ms lora samplers documents
-chat_template mirostat_mode
+chat_template mirostat_mode parse_special add_special add_special_tokens
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 from openai.types import Model
 
 from tokenflow.core.types import ChatPrompt, EngineInfo, TextPrompt
-from tokenflow.dialects import errors, models, tokens
+from tokenflow.dialects import errors, models, openai_completions, tokens
 from tokenflow.errors import (
     ContextLengthExceeded,
     Draining,
@@ -77,14 +77,15 @@ def test_the_model_list():
 
 
 def test_tokenize():
-    assert tokens.parse_tokenize({"prompt": ""}) == tokens.TokenizeRequest(model="", prompt=TextPrompt(text=""))
+    empty = TextPrompt(text="", special=True)
+    assert tokens.parse_tokenize({"prompt": ""}) == tokens.TokenizeRequest(model="", prompt=empty)
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False}
     assert tokens.parse_tokenize(json.dumps(body).encode()) == tokens.TokenizeRequest(
         model="m", prompt=ChatPrompt(messages=({"role": "user", "content": "x"},)), add_generation_prompt=False
     )
-    for name in ("add_special", "add_special_tokens"):
-        assert tokens.parse_tokenize({"prompt": "x", name: True}).add_special
-        assert not tokens.parse_tokenize({"prompt": "x", name: None}).add_special
+    for said in ({}, {"parse_special": False}, {"add_special": False}, {"add_special_tokens": False}):
+        asked = {"prompt": "x"} | said
+        assert (tokens.parse_tokenize(asked).prompt,) == openai_completions.parse(asked).prompts, "counted as generated"
     assert tokens.tokenized([1, 2], 8) == {"tokens": [1, 2], "count": 2, "max_model_len": 8}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -55,7 +56,7 @@ def test_the_least_chat():
 
 
 def test_the_least_completion():
-    assert completions() == GenerationRequest(model="", prompts=(TextPrompt(text="Once"),))
+    assert completions() == GenerationRequest(model="", prompts=(TextPrompt(text="Once", special=True),))
 
 
 ALL = {
@@ -284,11 +285,23 @@ def test_a_schema_that_arguments_are_held_to_is_not_nested_beyond_reason():
 
 
 def test_prompts():
-    assert completions(prompt=["a", "b"]).prompts == (TextPrompt(text="a"), TextPrompt(text="b"))
+    assert completions(prompt=["a", "b"]).prompts == tuple(TextPrompt(text=text, special=True) for text in "ab")
     assert completions(prompt=[1, 0, 3]).prompts == (TokenPrompt(tokens=(1, 0, 3)),)
     assert completions(prompt=[1.0, 2]).prompts == (TokenPrompt(tokens=(1, 2)),)
     assert completions(prompt=[[1], [2, 3]]).prompts == (TokenPrompt(tokens=(1,)), TokenPrompt(tokens=(2, 3)))
-    assert completions(prompt="a\ud83d\ude00").prompts == (TextPrompt(text="a\U0001f600"),)  # a whole pair
+    whole_pair = "a\ud83d\ude00"
+    assert completions(prompt=whole_pair).prompts == (TextPrompt(text="a\U0001f600", special=True),)
+
+
+def test_how_a_raw_text_is_read():
+    """As it is written, unless it is said that it is no more than text; the small dialect's always is."""
+    plain = TextPrompt(text="Once")
+    assert completions(parse_special=False).prompts == (plain,)
+    assert completions(parse_special=True).prompts == (replace(plain, special=True),)
+    for name in ("add_special", "add_special_tokens"):
+        assert completions(**{name: False}).prompts == (replace(plain, special=True, begins=False),)
+        assert completions(**{name: True}) == completions()
+    assert small.parse_generate(TEXT).prompts == small.parse_query(TEXT).prompts == (plain,)
 
 
 def test_what_asks_for_nothing_is_no_matter():
@@ -558,6 +571,8 @@ CHAT_ONLY = [
 ]
 
 COMPLETIONS_ONLY = [
+    ({"parse_special": 1}, "parse_special", TYPE),
+    ({"prompt": [1], "add_special_tokens": "no"}, "add_special_tokens", TYPE),
     ({"prompt": None}, "prompt", MISSING),
     ({"prompt": ""}, "prompt", VALUE),
     ({"prompt": []}, "prompt", VALUE),
@@ -628,7 +643,7 @@ SHARED_FIELDS += ["dynatemp_range", "n_indent", "t_max_predict_ms", "lora", "sam
 CHAT_FIELDS = [*SHARED_FIELDS, "top_logprobs", "tools", "functions", "tool_choice", "function_call"]
 CHAT_FIELDS += ["parallel_tool_calls", "chat_template_kwargs", "reasoning_effort", "continue_final_message"]
 CHAT_FIELDS += ["add_generation_prompt", "modalities", "audio", "documents", "chat_template"]
-COMPLETIONS_FIELDS = SHARED_FIELDS
+COMPLETIONS_FIELDS = [*SHARED_FIELDS, "parse_special", "add_special", "add_special_tokens"]
 
 
 @pytest.mark.parametrize("field", CHAT_FIELDS)
@@ -653,7 +668,7 @@ def test_null_deeper_down_is_absent():
 FIELDS = sorted(
     {*CHAT_FIELDS, *COMPLETIONS_FIELDS, "messages", "prompt", "role", "content", "type", "text", "function", "refusal"}
 )
-FIELDS += ["include_usage", "idle_timeout_s", "tool_calls", "name", "arguments", "tokens", "add_special"]
+FIELDS += ["include_usage", "idle_timeout_s", "tool_calls", "name", "arguments", "tokens"]
 values = st.recursive(
     st.none()
     | st.booleans()

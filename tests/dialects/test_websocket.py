@@ -37,7 +37,7 @@ def test_a_generation_is_asked_for_in_either_dialect() -> None:
     assert (chat.request.max_tokens, chat.request.n, chat.request.stream) == (7, 2, True)
     plain = frame(action="generate", prompt="Once", credit=5, stream_options={"on_disconnect": "pause"})
     assert isinstance(plain, Generate) and (plain.id, plain.credit) == (None, 5)
-    assert plain.request.prompts == (TextPrompt(text="Once"),)
+    assert plain.request.prompts == (TextPrompt(text="Once", special=True),)
     assert plain.request.attendance.on_disconnect == "pause"
 
 

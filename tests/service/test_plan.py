@@ -10,7 +10,7 @@ import pytest
 
 from tokenflow.api import Dry, EngineInfo, Grammar, InvalidRequest, Mirostat, Sampling, Xtc
 from tokenflow.config.model import DefaultsConfig, LimitsConfig, ReplayConfig, StreamConfig, TimeoutsConfig
-from tokenflow.core.types import ChatPrompt, GenerationRequest, TokenPrompt
+from tokenflow.core.types import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from tokenflow.errors import ContextLengthExceeded
 from tokenflow.service.plan import _NEUTRAL, Plan, Planner
 
@@ -104,6 +104,43 @@ async def test_banned_strings_are_few_and_short(banned: tuple[str, ...]) -> None
     with pytest.raises(InvalidRequest) as caught:
         await plan({"banned_strings"}, Sampling(banned_strings=banned))
     assert caught.value.param == "banned_strings"
+
+
+class Tokenizing:
+    """As much of an engine as a text meets: one that has a token for each character, and one for `<s>`."""
+
+    async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        return [ord(char) for char in (text.replace("<s>", "\x01") if special else text)]
+
+    info = generate = detokenize = stats = int  # nobody asks
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        (TextPrompt(text="a"), "\x01a"),
+        (TextPrompt(text="<s>a"), "\x01<s>a"),
+        (TextPrompt(text="<s>a", begins=False), "<s>a"),
+        (TextPrompt(text="a<s>", special=True), "\x01a\x01"),
+        (TextPrompt(text="<s>a", special=True), "\x01a"),
+        (TextPrompt(text="a<s>", special=True, begins=False), "a\x01"),
+        (TokenPrompt(tokens=(97,)), "a"),
+    ],
+    ids=str,
+)
+async def test_a_text_begins_as_its_model_wants_it_once(prompt: TextPrompt | TokenPrompt, read: str) -> None:
+    info = EngineInfo(model="m", context_length=64, slots=1, bos_token="<s>", add_bos=True)
+    planner = Planner(info, None, LIMITS, TimeoutsConfig(), StreamConfig(), ReplayConfig(), DefaultsConfig())
+    request = GenerationRequest(model="m", prompts=(prompt,))
+    [sequence] = (await planner.plan(request, Tokenizing(), "id")).sequences
+    assert "".join(map(chr, sequence.prompt)) == read
+    assert await planner.tokenize(prompt, Tokenizing()) == sequence.prompt
+
+
+async def test_a_model_that_wants_nothing_before_a_text_gets_nothing() -> None:
+    prompts = (TextPrompt(text="a<s>", special=True),)
+    [sequence] = (await plan(set(), Sampling(), engine=Tokenizing(), prompts=prompts)).sequences
+    assert sequence.prompt == (97, 1)
 
 
 class Compiling:

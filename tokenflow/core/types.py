@@ -138,9 +138,13 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Text to go on from, as in completions. Special tokens in it are text."""
+    """Text to go on from, as in completions."""
 
     text: str
+    special: bool = False
+    """Read control tokens out of it; False: what looks like one is text."""
+    begins: bool = True
+    """It is the beginning: a model that wants a token for that gets one, if the text has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +359,8 @@ class EngineInfo:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     """Templates by name, where there are several; `tool_use` is the one for requests with tools."""
     bos_token: str = ""
+    add_bos: bool = False
+    """A text begins with `bos_token`, also one that does not spell it. A chat template writes it by itself."""
     eos_token: str = ""
     special_tokens: frozenset[str] = frozenset()
     """The texts of control tokens, which user text must not be able to spell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -46,11 +47,19 @@ def parse(body: object, *, stream: bool | None = None) -> GenerationRequest:
 
 def parse_prompts(fields: Fields) -> tuple[Prompt, ...]:
     """The field `prompt`: a string, strings, token ids, or arrays of token ids; none of them empty."""
+    reading = parse_reading(fields)
+
+    def text_prompt(value: object, path: str) -> Prompt:
+        text = as_text(value, path)
+        if not text:
+            raise _empty(path)
+        return replace(reading, text=text)
+
     value = fields.get("prompt")
     if value is None:
         raise missing("prompt")
     if isinstance(value, str):
-        return (_text_prompt(value, "prompt"),)
+        return (text_prompt(value, "prompt"),)
     if not isinstance(value, list):
         raise wrong_type("prompt", "a string, an array of strings, of token ids, or of arrays of token ids", value)
     if not value:
@@ -59,7 +68,7 @@ def parse_prompts(fields: Fields) -> tuple[Prompt, ...]:
         return (_token_prompt(value, "prompt"),)
     one: Callable[[object, str], Prompt]
     if isinstance(value[0], str):
-        one = _text_prompt
+        one = text_prompt
     elif isinstance(value[0], list):
         one = _token_prompt
     else:
@@ -67,11 +76,14 @@ def parse_prompts(fields: Fields) -> tuple[Prompt, ...]:
     return tuple(one(item, f"prompt[{i}]") for i, item in enumerate(value))
 
 
-def _text_prompt(value: object, path: str) -> TextPrompt:
-    text = as_text(value, path)
-    if not text:
-        raise _empty(path)
-    return TextPrompt(text=text)
+def parse_reading(fields: Fields) -> TextPrompt:
+    """How a text is to be read, beside which these fields stand: a prompt without its text.
+
+    Who sends one writes all of it, as model files and front-ends spell it: unless told otherwise it is read so.
+    """
+    special, ours, theirs = [fields.boolean(name) for name in ("parse_special", "add_special", "add_special_tokens")]
+    begins = theirs if ours is None else ours
+    return TextPrompt(text="", special=special is not False, begins=begins is not False)
 
 
 def _token_prompt(value: object, path: str) -> TokenPrompt:
@@ -161,4 +173,4 @@ def complete(
     }
 
 
-__all__ = ["CompletionsEncoder", "complete", "dumps", "parse", "parse_prompts", "token_ids"]
+__all__ = ["CompletionsEncoder", "complete", "dumps", "parse", "parse_prompts", "parse_reading", "token_ids"]

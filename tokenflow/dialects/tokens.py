@@ -6,12 +6,12 @@ Unlike a prompt to generate from, nothing is a good question here: an empty text
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenflow.core.types import ChatPrompt, TextPrompt
 from tokenflow.dialects.fields import body_fields, missing
-from tokenflow.dialects.openai_completions import token_ids
+from tokenflow.dialects.openai_completions import parse_reading, token_ids
 from tokenflow.dialects.openai_messages import parse_messages
 from tokenflow.dialects.openai_refused import refuse_in_messages
 from tokenflow.errors import InvalidRequest
@@ -23,8 +23,6 @@ class TokenizeRequest:
 
     model: str
     prompt: TextPrompt | ChatPrompt
-    add_special: bool = False
-    """Read control tokens out of the text, as the template's own text is read."""
     add_generation_prompt: bool = True
     """With messages: end with the opening of the assistant's turn."""
 
@@ -49,18 +47,16 @@ def parse_tokenize(body: object) -> TokenizeRequest:
     if text is not None:
         if fields.get("messages") is not None:
             raise InvalidRequest("Send either 'prompt' or 'messages', not both.", param="messages")
-        prompt = TextPrompt(text=text)
+        prompt = replace(parse_reading(fields), text=text)
     elif fields.get("messages") is not None:
         prompt = parse_messages(fields)
         refuse_in_messages(fields)
     else:
         raise missing("prompt")
-    ours, theirs = fields.boolean("add_special"), fields.boolean("add_special_tokens")
     opening = fields.boolean("add_generation_prompt")
     return TokenizeRequest(
         model=fields.text("model") or "",
         prompt=prompt,
-        add_special=bool(theirs if ours is None else ours),
         add_generation_prompt=True if opening is None else opening,
     )
 

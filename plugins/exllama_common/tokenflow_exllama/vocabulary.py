@@ -44,6 +44,8 @@ class ExllamaVocabulary(Vocabulary):
         raw = [self._readers[False].id_to_token(token) for token in range(tokenizer.actual_vocab_size)]
         texts = [names[token].encode() if token in names else to_bytes(text or "") for token, text in enumerate(raw)]
         super().__init__(texts, controls=controls, ends=ends, bos=tokenizer.bos_token_id, eos=tokenizer.eos_token_id)
+        self.adds_bos = self._readers[False].encode("a").ids[:1] == [tokenizer.bos_token_id]
+        """Every text begins with the token for that, as the tokenizer file has it."""
 
     def _read(self, text: str, special: bool) -> list[int]:
         return list(self._readers[special].encode(text, add_special_tokens=False).ids)

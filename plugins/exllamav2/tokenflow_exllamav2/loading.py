@@ -228,6 +228,7 @@ def _info(config: Exl2Config, shape: Shape, directory: Path, vocabulary: Exllama
         chat_template=templates.get("default"),
         chat_templates=templates,
         bos_token=vocabulary.bos,
+        add_bos=vocabulary.adds_bos,
         eos_token=vocabulary.eos,
         special_tokens=vocabulary.specials,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from exllamav3 import Tokenizer
 from tokenflow_exllama.vocabulary import BytewiseTokenizer, ExllamaVocabulary, as_bytewise, bytewise_cases
+from tokenizers.processors import TemplateProcessing
 
 from plugins.exllama_common.tests import tokens
 from tokenflow.api import InvalidRequest
@@ -54,6 +55,15 @@ def test_control_tokens(vocabulary: ExllamaVocabulary) -> None:
         assert vocabulary.pieces[token] == b""
         assert vocabulary.detokenize([token]) == text
     assert vocabulary.ends == set(vocabulary.tokenize("<|end|>", special=True))
+
+
+def test_whether_a_text_begins_with_a_token_is_in_the_file(tokenizer: Any, vocabulary: ExllamaVocabulary) -> None:
+    assert not vocabulary.adds_bos
+    bos = tokens.CONTROLS[0], tokenizer.bos_token_id
+    tokenizer.tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $0", special_tokens=[bos])
+    begun = ExllamaVocabulary(tokenizer, tokenizer.tokenizer, tokenizer.config.eos_token_id_list)
+    assert begun.adds_bos
+    assert begun.tokenize("a") == vocabulary.tokenize("a")
 
 
 def test_what_is_no_text_or_no_token(vocabulary: ExllamaVocabulary) -> None:

@@ -317,6 +317,7 @@ def engine_info(config: Exl3Config, main: Part, draft: Part | None, vocabulary: 
         chat_template=templates.get("default"),
         chat_templates=templates,
         bos_token=vocabulary.bos,
+        add_bos=vocabulary.adds_bos,
         eos_token=vocabulary.eos,
         special_tokens=vocabulary.specials,
     )

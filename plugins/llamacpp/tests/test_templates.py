@@ -1,4 +1,4 @@
-"""A model file's templates: its own, and the one for tools where it has one."""
+"""What a model file says beside its weights: its templates, and how a text begins."""
 
 from __future__ import annotations
 
@@ -67,4 +67,24 @@ async def test_a_template_for_tools_is_found(tmp_path: Path) -> None:
     async with open_llama(LlamaConfig(model=str(path), slots=1, context_length=32, batch=32)) as engine:
         assert engine.info.chat_templates == {"tool_use": "{{ tools }}é"}
         assert engine.info.chat_template is not None and "<|im_start|>" in engine.info.chat_template
+    path.unlink()
+
+
+@pytest.mark.model
+async def test_a_text_begins_with_a_token_where_the_model_file_says_so(tmp_path: Path) -> None:
+    """The default model's says no; its copy says yes, and then llama.cpp itself adds what the server would."""
+    key = b"tokenizer.ggml.add_bos_token" + struct.pack("<I", 7)  # and a byte: a boolean
+    path = tmp_path / "begins.gguf"
+    shutil.copyfile(SMOLLM2.path, path)
+    with path.open("r+b") as file:
+        file.seek(file.read(1 << 23).index(key + b"\0") + len(key))
+        file.write(b"\1")
+    for model, add_bos in ((SMOLLM2.path, False), (path, True)):
+        async with open_llama(LlamaConfig(model=str(model), slots=1, context_length=32, batch=32)) as engine:
+            assert (engine.info.add_bos, engine.info.bos_token) == (add_bos, "<|im_start|>")
+            plain = await engine.tokenize("Hi", special=True)
+            begun = await engine.tokenize("<|im_start|>Hi", special=True)
+            assert begun == [1, *plain]
+            theirs = list(engine._vocabulary._vocab.tokenize("Hi", True, True))  # type: ignore[attr-defined]
+            assert theirs == (begun if add_bos else plain)
     path.unlink()

@@ -106,6 +106,7 @@ def _with_context(config: LlamaConfig, path: Path, library: Any, model: Any) -> 
         chat_template=template,
         chat_templates={"tool_use": named} if (named := _metadata(model, "tokenizer.chat_template.tool_use")) else {},
         bos_token=vocabulary.bos,
+        add_bos=vocabulary.adds_bos,
         eos_token=vocabulary.eos,
         special_tokens=vocabulary.specials,
     )

@@ -34,6 +34,8 @@ class LlamaVocabulary(Vocabulary):
             bos=get(vocab, "token_bos"),
             eos=get(vocab, "token_eos"),
         )
+        self.adds_bos = bool(get(vocab, "get_add_bos"))
+        """Every text begins with the token for that."""
         self.specials |= {
             self._name(token)
             for token, (text, attribute) in enumerate(zip(self.texts, attributes, strict=True))
