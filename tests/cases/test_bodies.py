@@ -159,7 +159,7 @@ WRONG_CHAT_FIELDS: list[tuple[str, Any]] = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", 1),
     ("continue_final_message", True),
-    ("add_generation_prompt", False),
+    ("add_generation_prompt", "no"),
     ("modalities", ["audio"]),
     ("audio", {"voice": "ash", "format": "mp3"}),
     ("documents", [{"text": "a"}]),

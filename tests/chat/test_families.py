@@ -17,7 +17,7 @@ from tokenflow.chat.marking import SpecialTokens
 from tokenflow.chat.model import ChatModel
 from tokenflow.chat.reader import MessageReader
 from tokenflow.chat.reasoning import THINK
-from tokenflow.core.types import ChatPrompt, Delta, Message, Tools
+from tokenflow.core.types import ChatPrompt, Delta, Ending, Message, Tools
 from tokenflow.errors import InvalidRequest
 
 FOLDER = Path(__file__).parent / "templates"
@@ -45,10 +45,11 @@ def source(name: str) -> str:
 
 def rendered(model: ChatModel, case: dict[str, Any]) -> str | None:
     tools = Tools(functions=tuple(case["tools"])) if "tools" in case else None
-    prompt = ChatPrompt(messages=tuple(case["messages"]), tools=tools, variables=case.get("variables", {}))
-    opening = case.get("add_generation_prompt", True)
+    ending: Ending = "opening" if case.get("add_generation_prompt", True) else "closed"
+    variables = case.get("variables", {})
+    prompt = ChatPrompt(messages=tuple(case["messages"]), tools=tools, variables=variables, ending=ending)
     try:
-        return "".join(text for text, _ in model.render(prompt, now=NOW, add_generation_prompt=opening))
+        return "".join(text for text, _ in model.render(prompt, now=NOW))
     except InvalidRequest as exc:
         assert "template" in exc.message
         return None
@@ -106,7 +107,7 @@ def test_what_a_template_writes_for_a_call_is_read_as_that_call(name: str, count
     called = {"role": "assistant", "content": None, "tool_calls": calls}
     talk = model(name)
     before = talk.render(ChatPrompt(messages=(asked,), tools=tools), now=NOW)
-    segments = talk.render(ChatPrompt(messages=(asked, called), tools=tools), now=NOW, add_generation_prompt=False)
+    segments = talk.render(ChatPrompt(messages=(asked, called), tools=tools, ending="closed"), now=NOW)
     opening, whole = ("".join(text for text, _ in part) for part in (before, segments))
     text = _answer(opening, whole, FORMS[name])
     reader = talk.reader(ChatPrompt(messages=(asked,), tools=tools), [], "seed")

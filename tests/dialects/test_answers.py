@@ -81,7 +81,7 @@ def test_tokenize():
     assert tokens.parse_tokenize({"prompt": ""}) == tokens.TokenizeRequest(model="", prompt=empty)
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False}
     assert tokens.parse_tokenize(json.dumps(body).encode()) == tokens.TokenizeRequest(
-        model="m", prompt=ChatPrompt(messages=({"role": "user", "content": "x"},)), add_generation_prompt=False
+        model="m", prompt=ChatPrompt(messages=({"role": "user", "content": "x"},), ending="closed")
     )
     for said in ({}, {"parse_special": False}, {"add_special": False}, {"add_special_tokens": False}):
         asked = {"prompt": "x"} | said
@@ -108,7 +108,7 @@ def test_detokenize():
         (
             tokens.parse_tokenize,
             {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True},
-            "continue_final_message",
+            "messages[0].role",
         ),
         (
             tokens.parse_tokenize,

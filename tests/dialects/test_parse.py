@@ -27,6 +27,8 @@ from tokenflow.errors import InvalidRequest
 USER = {"role": "user", "content": "Hi"}
 CHAT = {"messages": [USER]}
 TEXT = {"prompt": "Once"}
+SAID = {"role": "assistant", "content": "So"}
+CALLED = {"tool_calls": [{"function": {"name": "f"}}]}
 TOOL = {"type": "function", "function": {"name": "f", "description": "D"}}
 
 
@@ -304,6 +306,20 @@ def test_how_a_raw_text_is_read():
     assert small.parse_generate(TEXT).prompts == small.parse_query(TEXT).prompts == (plain,)
 
 
+def test_how_messages_end():
+    said = {"messages": [USER, SAID]}
+    for fields, ending in (
+        ({}, "opening"),
+        ({"add_generation_prompt": True, "continue_final_message": False}, "opening"),
+        ({"add_generation_prompt": False}, "closed"),
+        ({"continue_final_message": True}, "continued"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "continued"),
+    ):
+        [prompt] = chat(**said, **fields).prompts
+        assert isinstance(prompt, ChatPrompt) and prompt.ending == ending
+        assert tokens.parse_tokenize(said | fields).prompt == prompt
+
+
 def test_what_asks_for_nothing_is_no_matter():
     chat(tools=[], functions=[], tool_choice="none", function_call="auto", response_format={"type": "text"})
     chat(continue_final_message=False, add_generation_prompt=True, modalities=["text"])
@@ -555,9 +571,20 @@ CHAT_ONLY = [
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls", TYPE),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", TYPE),
     ({"reasoning_effort": 3}, "reasoning_effort", TYPE),
-    ({"continue_final_message": True}, "continue_final_message", UNSUPPORTED),
+    ({"continue_final_message": True}, "messages[0].role", VALUE),
+    ({"continue_final_message": True, "messages": [USER, SAID | {"content": " \n"}]}, "messages[1].content", VALUE),
+    ({"continue_final_message": True, "messages": [USER, SAID | CALLED]}, "messages[1].role", VALUE),
+    (
+        {"continue_final_message": True, "messages": [USER, SAID], "tools": [TOOL], "tool_choice": "required"},
+        "tool_choice",
+        VALUE,
+    ),
+    (
+        {"continue_final_message": True, "messages": [USER, SAID], "add_generation_prompt": True},
+        "add_generation_prompt",
+        VALUE,
+    ),
     ({"continue_final_message": 1}, "continue_final_message", TYPE),
-    ({"add_generation_prompt": False}, "add_generation_prompt", UNSUPPORTED),
     ({"add_generation_prompt": 0}, "add_generation_prompt", TYPE),
     ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
     ({"modalities": ["text", 7]}, "modalities[1]", TYPE),

@@ -27,17 +27,22 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
-def harmony(source: Source, message: MessageBuilder) -> Read[None]:
+def harmony(source: Source, message: MessageBuilder, continued: bool = False) -> Read[None]:
     mark: str | None = "<|start|>"  # the prompt ends within a head
-    if not ((yield from source.sees("<|")) or (yield from source.sees(" to="))):
+    if continued:  # or within a body, which is content
+        mark = yield from _next_head(source, (yield from source.until(_BODY_ENDS, message.content)))
+    elif not ((yield from source.sees("<|")) or (yield from source.sees(" to="))):
         mark = yield from source.until(_HEAD_BEGINS, message.content)  # it has lost its format
     while mark is not None:
         ended, head = yield from gathered(lambda sink: source.until(_HEAD_ENDS, sink))
         if ended is None:
             return
-        mark = yield from _message(source, message, mark + head)
-        if mark != "<|start|>":
-            mark = yield from source.until(_HEAD_BEGINS, nothing)
+        mark = yield from _next_head(source, (yield from _message(source, message, mark + head)))
+
+
+def _next_head(source: Source, mark: str | None) -> Read[str | None]:
+    """What begins the next message's head, after what ended a body."""
+    return mark if mark == "<|start|>" else (yield from source.until(_HEAD_BEGINS, nothing))
 
 
 def _message(source: Source, message: MessageBuilder, head: str) -> Read[str | None]:

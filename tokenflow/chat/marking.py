@@ -130,22 +130,24 @@ def _pattern(node: dict[str, Any]) -> str:
 
 
 class Marks(NamedTuple):
-    """Three characters that occur nowhere else, and a pattern that finds them."""
+    """Characters that occur nowhere else, and a pattern that finds them."""
 
     cut: str
     open: str
     close: str
+    end: str
+    """Where the text ends that is to be gone on from."""
     any: re.Pattern[str]
 
 
 def marks_beside(used: frozenset[str]) -> Marks:
     """Marks that are none of the characters `used`. InvalidRequest if there are not enough."""
     free = (char for char in _candidates() if char not in used)
-    marks = [char for char, _ in zip(free, range(3), strict=False)]
-    if len(marks) < 3:
+    marks = [char for char, _ in zip(free, range(4), strict=False)]
+    if len(marks) < 4:
         raise InvalidRequest("The messages use up every private character.", param="messages")
-    cut, opening, closing = marks
-    return Marks(cut, opening, closing, re.compile(f"[{''.join(marks)}]"))
+    cut, opening, closing, end = marks
+    return Marks(cut, opening, closing, end, re.compile(f"[{''.join(marks)}]"))
 
 
 class Marker:
@@ -158,7 +160,7 @@ class Marker:
 
     def __init__(self, specials: SpecialTokens, marks: Marks) -> None:
         self._specials = specials
-        self._cut, self._open, self._close, self._marks = marks
+        self._cut, self._open, self._close, _, self._marks = marks
         self.marked = False
         """Some string got a mark."""
 

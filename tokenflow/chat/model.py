@@ -72,9 +72,7 @@ class ChatModel:
         marks = frozenset() if self._calls is None else self._calls.marks
         return marks if self._think is None else marks | {self._think.open, self._think.close}
 
-    def render(
-        self, prompt: ChatPrompt, *, now: datetime | None = None, add_generation_prompt: bool = True
-    ) -> list[Segment]:
+    def render(self, prompt: ChatPrompt, *, now: datetime | None = None) -> list[Segment]:
         """The prompt as text, in pieces that are safe to tokenize.
 
         Raises:
@@ -88,9 +86,13 @@ class ChatModel:
             variables.setdefault("reasoning_effort", prompt.reasoning_effort)
         if tools is not None:
             variables["tools"] = list(tools.functions)
-        return template.render(
-            prompt.messages, add_generation_prompt=add_generation_prompt, now=now, variables=variables
-        )
+        if prompt.ending == "continued" and self._think is not None:
+            last = prompt.messages[-1]
+            if self._think.begins(last["content"]) and "reasoning_content" not in last:
+                # Templates take the block out of what was said, or put one of their own before it.
+                opened = template.render(prompt.messages[:-1], now=now, variables=variables)
+                return self._think.begun(opened, last["content"])
+        return template.render(prompt.messages, ending=prompt.ending, now=now, variables=variables)
 
     def _check(self, prompt: ChatPrompt) -> None:
         for name in prompt.variables:
@@ -120,12 +122,17 @@ class ChatModel:
             chars = None if self._calls is None else self._calls.id_chars
             return MessageReader(calls=forced_format(chars), tools=tools, seed=seed)
         if self._is_harmony:
-            return MessageReader(tools=tools, is_harmony=True, seed=seed)
-        if self._think is None and tools is None:
+            return MessageReader(tools=tools, is_harmony=True, continued=prompt.ending == "continued", seed=seed)
+        think, opened = self._think, False
+        if think is not None and prompt.ending == "continued":
+            content = prompt.messages[-1]["content"]
+            opened = think.begins(content) and think.close not in content
+            think = think if opened else None
+        if think is None and tools is None:
             return None
         tail = "".join(text for text, _ in rendered[-3:])[-_TAIL_CHARS:]
-        opened = self._think is not None and self._think.opened_by(tail)
-        return MessageReader(think=self._think, opened=opened, calls=self._calls, tools=tools, seed=seed)
+        opened = opened or (think is not None and think.opened_by(tail))
+        return MessageReader(think=think, opened=opened, calls=self._calls, tools=tools, seed=seed)
 
     @property
     def _knows_tools(self) -> bool:

@@ -28,6 +28,7 @@ class MessageReader:
         calls: how it calls tools.
         tools: what it may call; None: nothing, and what looks like a call is text.
         is_harmony: it speaks Harmony, which has its own of all of these.
+        continued: the prompt ends within its content, which is for Harmony to know: elsewhere content has no head.
         seed: what the ids of its calls are made of; unlike any other sequence's.
     """
 
@@ -39,6 +40,7 @@ class MessageReader:
         calls: CallFormat | None = None,
         tools: Tools | None = None,
         is_harmony: bool = False,
+        continued: bool = False,
         seed: str = "",
     ) -> None:
         self._source = source = Source()
@@ -46,7 +48,7 @@ class MessageReader:
         self._message = message = MessageBuilder(tools, lambda i: call_id(seed, i, chars), source.forget)
         self._reading: Read[None] | None
         if is_harmony:
-            self._reading = harmony(source, message)
+            self._reading = harmony(source, message, continued)
         else:
             self._reading = _read(source, message, think, opened, calls if tools is not None else None)
         self._scores: Scores | None = None

@@ -23,6 +23,7 @@ import jinja2
 from tokenflow.chat.expectations import Expectations, expectations
 from tokenflow.chat.marking import Marker, Marks, Segment, SpecialTokens, marks_beside
 from tokenflow.chat.sandbox import MAX_CHARS, MAX_COUNT, Rejected, Sandbox, range_within, strftime_at
+from tokenflow.core.types import Ending
 from tokenflow.errors import InvalidRequest, described
 
 
@@ -71,7 +72,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool = True,
+        ending: Ending = "opening",
         now: datetime | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> list[Segment]:
@@ -79,7 +80,7 @@ class ChatTemplate:
 
         Args:
             messages: as in a `ChatPrompt`. What they say is not trusted.
-            add_generation_prompt: end with the opening of the assistant's turn.
+            ending: whether an assistant's turn is opened, or the last message gone on from.
             now: what `strftime_now` tells; None: the template finds no such function, and does without a date.
             variables: more that the template may look for, such as `tools`. What they say is not trusted either.
 
@@ -89,18 +90,24 @@ class ChatTemplate:
         Raises:
             InvalidRequest: the template refuses these messages, or cannot render them.
         """
-        given = {"tools": None, "documents": None, **(variables or {}), "messages": self._as_expected(messages)}
+        given: dict[str, Any] = {"tools": None, "documents": None, **(variables or {})}
+        given["messages"] = self._as_expected(messages)
         try:
-            marker = Marker(self._specials, self._marks_beside(_characters(given)))
+            marks = self._marks_beside(_characters(given))
+            marker = Marker(self._specials, marks)
+            if ending == "continued":
+                given["messages"][-1] = _with_end(given["messages"][-1], marks.end)
             context = {name: marker.mark(value, name) for name, value in given.items()}
         except RecursionError:
             raise InvalidRequest("The messages are nested too deeply.", param="messages") from None
-        rendered = self._render(self._surroundings(context, add_generation_prompt, now))
+        rendered = self._render(self._surroundings(context, ending == "opening", now))
+        if ending == "continued":
+            rendered = _until_end(rendered, messages[-1]["content"], marks)
         return marker.split(rendered) if marker.marked else [Segment(rendered, True)] * bool(rendered)
 
     def _marks_beside(self, used: frozenset[str]) -> Marks:
         """Nearly always the same ones."""
-        return self._marks if used.isdisjoint(self._marks[:3]) else marks_beside(self._used | used)
+        return self._marks if used.isdisjoint(self._marks[:4]) else marks_beside(self._used | used)
 
     def _as_expected(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Messages in the form that this template takes them in."""
@@ -147,6 +154,25 @@ class ChatTemplate:
                 f"The model's chat template cannot render these messages: {described(exc)}", param="messages"
             ) from exc
         return "".join(pieces)
+
+
+def _with_end(message: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
+    """Mark the end of what it says, before blanks, which a template may trim."""
+    said = message["content"].rstrip()
+    return {**message, "content": said + mark + message["content"][len(said) :]}
+
+
+def _until_end(rendered: str, content: str, marks: Marks) -> str:
+    """What was rendered up to the end of the last message's content, with its blanks, for the answer follows them."""
+    said = content.rstrip()
+    text = rendered[: max(0, rendered.rfind(marks.end))].replace(marks.end, "")
+    if not marks.any.sub("", text).endswith(said.lstrip()):
+        raise InvalidRequest(
+            "The model's chat template does not end with what the last message says, so there is no going on from it; "
+            "send reasoning as 'reasoning_content'.",
+            param="continue_final_message",
+        )
+    return text + content[len(said) :]
 
 
 def _characters(value: Any) -> frozenset[str]:

@@ -166,6 +166,12 @@ class Tools:
     """It may call several in one message."""
 
 
+Ending = Literal["opening", "closed", "continued"]
+"""How rendered messages end: with the opening of an assistant's turn; with the last one; or within the last one, which
+is an assistant's, at the end of its content, so that the answer goes on from there.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
     """Messages for the model's own template: each a mapping with `role`, and `content` as one string.
@@ -180,6 +186,7 @@ class ChatPrompt:
     """More that the client wants its template to find, by name: `enable_thinking` and the like."""
     reasoning_effort: str | None = None
     """How much the model is to think, for templates that know the word."""
+    ending: Ending = "opening"
 
 
 OnDisconnect = Literal["cancel", "pause", "continue"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenflow.core.types import ChatPrompt
+from tokenflow.core.types import ChatPrompt, Ending, Tools
 from tokenflow.dialects.fields import (
     INVALID_TYPE,
     Fields,
@@ -39,12 +39,32 @@ def parse_messages(fields: Fields) -> ChatPrompt:
         raise missing("messages")
     if not items:
         raise InvalidRequest("'messages' is empty; send at least one message.", param="messages")
+    messages = tuple(_message(item, f"messages[{i}]") for i, item in enumerate(items))
+    tools = parse_tools(fields)
     return ChatPrompt(
-        messages=tuple(_message(item, f"messages[{i}]") for i, item in enumerate(items)),
-        tools=parse_tools(fields),
+        messages=messages,
+        tools=tools,
         variables=_variables(fields),
         reasoning_effort=fields.text("reasoning_effort"),
+        ending=_ending(fields, messages, tools),
     )
+
+
+def _ending(fields: Fields, messages: tuple[Mapping[str, Any], ...], tools: Tools | None) -> Ending:
+    name = "continue_final_message"
+    opening = fields.boolean("add_generation_prompt")
+    if not fields.boolean(name):
+        return "closed" if opening is False else "opening"
+    if opening:
+        raise InvalidRequest(f"'{name}' goes without 'add_generation_prompt'.", param="add_generation_prompt")
+    last, path = messages[-1], f"messages[{len(messages) - 1}]"
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        raise InvalidRequest(f"'{name}' wants the last message to be what an assistant said.", param=f"{path}.role")
+    if not last["content"].strip():
+        raise InvalidRequest(f"'{name}' finds nothing to go on from; leave the message out.", param=f"{path}.content")
+    if tools is not None and tools.choice in ("required", "named"):
+        raise InvalidRequest(f"'{name}' goes on from a text, which a call is not.", param="tool_choice")
+    return "continued"
 
 
 def _variables(fields: Fields) -> Mapping[str, Any]:

@@ -89,10 +89,6 @@ def refuse_in_chat(fields: Fields) -> None:
         InvalidRequest: with `param` naming the field.
     """
     refuse_in_messages(fields)
-    if fields.boolean("add_generation_prompt") is False:
-        raise unsupported(
-            "add_generation_prompt", "the assistant's turn is always opened; /v1/completions goes on from any text."
-        )
     for i, kind in enumerate(fields.array("modalities") or []):
         if as_text(kind, f"modalities[{i}]") != "text":
             raise unsupported("modalities", f"answers are text only; got {shown(kind)}.")
@@ -101,12 +97,8 @@ def refuse_in_chat(fields: Fields) -> None:
 
 
 def refuse_in_messages(fields: Fields) -> None:
-    """What nobody who has messages rendered gets: they go through the model's template, and the last is closed."""
+    """What nobody who has messages rendered gets: they go through the model's template."""
     if fields.array("documents"):
         raise unsupported("documents", "templates are given none; put them in a message.")
     if fields.text("chat_template"):
         raise unsupported("chat_template", "messages go through the model's own; /v1/completions takes any text.")
-    if fields.boolean("continue_final_message"):
-        raise unsupported(
-            "continue_final_message", "an answer is a message of its own; /v1/completions goes on from any text."
-        )

@@ -23,8 +23,6 @@ class TokenizeRequest:
 
     model: str
     prompt: TextPrompt | ChatPrompt
-    add_generation_prompt: bool = True
-    """With messages: end with the opening of the assistant's turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +51,7 @@ def parse_tokenize(body: object) -> TokenizeRequest:
         refuse_in_messages(fields)
     else:
         raise missing("prompt")
-    opening = fields.boolean("add_generation_prompt")
-    return TokenizeRequest(
-        model=fields.text("model") or "",
-        prompt=prompt,
-        add_generation_prompt=True if opening is None else opening,
-    )
+    return TokenizeRequest(model=fields.text("model") or "", prompt=prompt)
 
 
 def tokenized(tokens: Sequence[int], max_model_len: int) -> dict[str, Any]:

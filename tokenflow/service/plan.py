@@ -133,18 +133,15 @@ class Planner:
         unsaid = {n: value for n, value in self._sampling_defaults.items() if getattr(request.sampling, n) is None}
         return replace(request, sampling=replace(request.sampling, **unsaid)) if unsaid else request
 
-    async def tokenize(self, prompt: Prompt, engine: Engine, *, opening: bool = True) -> tuple[int, ...]:
+    async def tokenize(self, prompt: Prompt, engine: Engine) -> tuple[int, ...]:
         """The prompt as token ids: a template's control tokens are tokens, a user's text is none.
-
-        Args:
-            opening: let messages end with the opening of the assistant's turn.
 
         Raises:
             InvalidRequest: with the field's name in `param`.
         """
-        return await _tokens(prompt, self._segments(prompt, opening=opening), engine)
+        return await _tokens(prompt, self._segments(prompt), engine)
 
-    def _segments(self, prompt: Prompt, *, opening: bool = True) -> list[Segment]:
+    def _segments(self, prompt: Prompt) -> list[Segment]:
         """The prompt's text in pieces; none for one that is tokens already."""
         match prompt:
             case TokenPrompt():
@@ -155,7 +152,7 @@ class Planner:
                 return [Segment(text, special)] if begun else [Segment(bos, True), Segment(text, special)]
             case ChatPrompt():
                 now = datetime.now(UTC).astimezone()
-                return self._can_chat().render(prompt, now=now, add_generation_prompt=opening)
+                return self._can_chat().render(prompt, now=now)
 
     def _can_chat(self) -> ChatModel:
         if self._chat is None:

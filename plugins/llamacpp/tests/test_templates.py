@@ -10,6 +10,11 @@ from typing import Any, BinaryIO
 import pytest
 from tokenflow_llamacpp import SMOLLM2, LlamaConfig, open_llama
 
+from tokenflow.chat.model import ChatModel
+from tokenflow.core.types import ChatPrompt, Ending
+
+from .conftest import Table
+
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of each scalar kind in GGUF's metadata (its specification: ggml, docs/gguf.md); 8 is a string, 9 an array."""
 
@@ -68,6 +73,32 @@ async def test_a_template_for_tools_is_found(tmp_path: Path) -> None:
         assert engine.info.chat_templates == {"tool_use": "{{ tools }}é"}
         assert engine.info.chat_template is not None and "<|im_start|>" in engine.info.chat_template
     path.unlink()
+
+
+@pytest.mark.model
+def test_what_was_said_is_gone_on_from(table: Table) -> None:
+    """The prompt is what the model would have read had it said so itself, and its answer joins up with it."""
+    vocabulary, model = table.stepper.vocabulary, table.stepper.info
+    chat = ChatModel({"default": model.chat_template or ""}, model.bos_token, model.eos_token, model.special_tokens)
+    asked = {"role": "user", "content": "What is two plus two?"}
+
+    def tokens(*messages: dict[str, str], ending: Ending = "opening") -> tuple[int, ...]:
+        segments = chat.render(ChatPrompt(messages=messages, ending=ending))
+        return tuple(token for text, special in segments for token in vocabulary.tokenize(text, special))
+
+    opened = tokens(asked)
+    whole = table.start(opened)
+    table.play(whole, tokens=16)
+    words = whole.text.split(" ")
+    assert len(words) > 8
+    for count in (1, 2, 5, 8):
+        said = " ".join(words[:count])
+        begun = tokens(asked, {"role": "assistant", "content": said}, ending="continued")
+        assert begun == opened + tuple(vocabulary.tokenize(said))
+        table.fresh()
+        played = table.start(begun)
+        table.play(played, tokens=len(opened) + 16 - len(begun))
+        assert said + played.text == whole.text
 
 
 @pytest.mark.model

@@ -17,7 +17,7 @@ def register(app: QuartTrio, service: Service) -> None:
     async def tokenize() -> Response:
         asked = tokens.parse_tokenize(await whole_body())
         model = service.model(asked.model)
-        ids = await model.planner.tokenize(asked.prompt, model.engine, opening=asked.add_generation_prompt)
+        ids = await model.planner.tokenize(asked.prompt, model.engine)
         return answer(tokens.tokenized(ids, model.host.info.context_length))
 
     @app.post("/v1/detokenize")
