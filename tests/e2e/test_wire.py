@@ -180,7 +180,7 @@ async def test_no_line_is_longer_than_64_kb(port: int) -> None:
 REFUSED: dict[str, tuple[str, str, int, str]] = {
     "no such route": ("GET", "/nowhere", 404, "not_found"),
     "no such route, POST": ("POST", "/v1/nowhere", 404, "not_found"),
-    "the root": ("GET", "/", 404, "not_found"),
+    "the root, POST": ("POST", "/", 405, "method_not_allowed"),
     "no such model": ("GET", "/v1/models/nothing", 404, "model_not_found"),
     "a model with slashes": ("GET", "/v1/models/a/b/c", 404, "model_not_found"),
     "GET where POST is": ("GET", CHAT, 405, "method_not_allowed"),
