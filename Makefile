@@ -18,7 +18,8 @@ OPENAI_NODE := 6.49.0
 AUTOBAHN   := .autobahn
 ENVOY      := .envoy
 # Tests that measure, or compute on all cores: they get the machine for themselves. The others share it.
-ALONE      := tests/e2e plugins/llamacpp tests/http/test_cuts.py
+ALONE      := $(patsubst %,tests/e2e/test_%.py,backpressure browser leaving long_way memory slots slow structured tools) \
+  plugins/llamacpp tests/http/test_cuts.py
 # The rooms that have a compiled module, and who supplies one with what it demands.
 WITH_COMPILED := tests/core tests/api tests/dialects tests/service tests/http tests/cases plugins/synthetic \
   plugins/llamacpp
@@ -36,7 +37,7 @@ serve: model
 NAMED := $(strip $(foreach word,$(ARGS),$(wildcard $(firstword $(subst ::, ,$(word))))))
 test: .venv/.installed-rig $(OLD)/.installed $(NODE)/.installed $(ENVOY)/.installed model
 ifeq ($(NAMED),)
-	$(BIN)/python -m pytest -m "not stress" -n 2 $(ALONE:%=--ignore=%) $(ARGS)
+	$(BIN)/python -m pytest -m "not stress" -n 3 $(ALONE:%=--ignore=%) $(ARGS)
 	$(BIN)/python -m pytest -m "not stress" $(ALONE) $(ARGS)
 else
 	$(BIN)/python -m pytest -m "not stress" $(ARGS)
