@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -48,32 +48,29 @@ def parse(body: object, *, stream: bool | None = None) -> GenerationRequest:
 def parse_prompts(fields: Fields) -> tuple[Prompt, ...]:
     """The field `prompt`: a string, strings, token ids, or arrays of token ids; none of them empty."""
     reading = parse_reading(fields)
-
-    def text_prompt(value: object, path: str) -> Prompt:
-        text = as_text(value, path)
-        if not text:
-            raise _empty(path)
-        return replace(reading, text=text)
-
     value = fields.get("prompt")
     if value is None:
         raise missing("prompt")
     if isinstance(value, str):
-        return (text_prompt(value, "prompt"),)
+        return (_text_prompt(value, "prompt", reading),)
     if not isinstance(value, list):
         raise wrong_type("prompt", "a string, an array of strings, of token ids, or of arrays of token ids", value)
     if not value:
         raise _empty("prompt")
     if isinstance(value[0], int | float):
         return (_token_prompt(value, "prompt"),)
-    one: Callable[[object, str], Prompt]
     if isinstance(value[0], str):
-        one = text_prompt
-    elif isinstance(value[0], list):
-        one = _token_prompt
-    else:
-        raise wrong_type("prompt[0]", "a string, a token id or an array of token ids", value[0])
-    return tuple(one(item, f"prompt[{i}]") for i, item in enumerate(value))
+        return tuple([_text_prompt(item, f"prompt[{i}]", reading) for i, item in enumerate(value)])
+    if isinstance(value[0], list):
+        return tuple([_token_prompt(item, f"prompt[{i}]") for i, item in enumerate(value)])
+    raise wrong_type("prompt[0]", "a string, a token id or an array of token ids", value[0])
+
+
+def _text_prompt(value: object, path: str, reading: TextPrompt) -> Prompt:
+    text = as_text(value, path)
+    if not text:
+        raise _empty(path)
+    return replace(reading, text=text)
 
 
 def parse_reading(fields: Fields) -> TextPrompt:
