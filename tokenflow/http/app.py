@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from quart import Response, g, has_request_context, request, websocket
+from quart import Request, Response, Websocket, g, has_request_context, request, websocket
 from werkzeug.exceptions import HTTPException, UnsupportedMediaType
 
 from tokenflow.config import ServerConfig
@@ -90,7 +90,7 @@ async def _refuse(server: str, traffic: Traffic, error: TokenflowError) -> Respo
 
 
 async def _refuse_http(config: ServerConfig, traffic: Traffic, error: HTTPException) -> Response:
-    asked = request if has_request_context() else websocket
+    asked = _asked()
     ours = http_error(error, asked.path, config.max_body_bytes)
     response = http_refusal(error, ours)
     traffic.refused[BODY_REASONS.get(response.status_code, ours.code)] += 1
@@ -99,9 +99,14 @@ async def _refuse_http(config: ServerConfig, traffic: Traffic, error: HTTPExcept
     return response
 
 
+def _asked() -> Request | Websocket:
+    """What is being handled."""
+    return request if has_request_context() else websocket
+
+
 def _tell(server: str, response: Response, error: TokenflowError) -> None:
     """A line in the log, and in the answer what it is found by: the stream's id, or where there is none a new one."""
-    asked = request if has_request_context() else websocket
+    asked = _asked()
     id = response.headers["X-Request-Id"] = g.get("stream") or new_id(server)
     about = "" if error.param is None else f" ({error.param})"
     said = error.message.encode("unicode_escape").decode()[:LOGGED_CHARS]  # it may repeat what the client sent
