@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from tokenflow.api import Engine, Released, Resumed
+from tokenflow.api import Engine, Released, Resumed, SequenceRequest
 from tokenflow.testing.conformance.base import Kit, eventually, live, need
-from tokenflow.testing.fakes import Recorder, company, record
+from tokenflow.testing.fakes import Company, Recorder, company, record
 
 WINDOW = 4
 
@@ -19,6 +19,13 @@ def _has_sent(n: int, recorder: Recorder) -> bool:
 
 def _has_given_up_since(count: int, recorder: Recorder) -> bool:
     return isinstance(recorder.events[-1], Released) and len(recorder.events) > count
+
+
+async def _stalled(group: Company, request: SequenceRequest) -> Recorder:
+    """One whose reader takes nothing, once it has sent what it may."""
+    recorder = group.start(request, Recorder(window=WINDOW, follow=False))
+    await recorder.until(lambda recorder: recorder.send.stalled)
+    return recorder
 
 
 class Credit(Kit):
@@ -33,8 +40,7 @@ class Credit(Kit):
         """Without a reader exactly `limit` deltas come; then the sequence holds its slot and waits."""
         need(engine, "pause")
         async with company(engine) as group:
-            slow = group.start(await self.request(engine), Recorder(window=WINDOW, follow=False))
-            await slow.until(lambda recorder: recorder.send.stalled)
+            slow = await _stalled(group, await self.request(engine))
             await eventually(lambda: self._paused(engine, 1))
             assert slow.send.sent == WINDOW
             assert (await engine.stats()).slots_used == 1
@@ -54,8 +60,7 @@ class Credit(Kit):
         if engine.info.slots < 2:
             pytest.skip("the engine has one slot")
         async with company(engine) as group:
-            slow = group.start(await self.request(engine), Recorder(window=WINDOW, follow=False))
-            await slow.until(lambda recorder: recorder.send.stalled)
+            slow = await _stalled(group, await self.request(engine))
             fast = [await record(engine, await self.request(engine)) for _ in range(2)]
             assert all(recorder.finished for recorder in fast)
             assert slow.send.sent == WINDOW
@@ -108,8 +113,7 @@ class Credit(Kit):
         request = await self.request(engine)
         undisturbed = await record(engine, request)
         async with company(engine) as group:
-            slow = group.start(request, Recorder(window=WINDOW, follow=False))
-            await slow.until(lambda recorder: recorder.send.stalled)
+            slow = await _stalled(group, request)
             slow.send.give_up_slot()
             await slow.until(lambda recorder: isinstance(recorder.events[-1], Released))
             assert (await engine.stats()).slots_used == 0
@@ -128,8 +132,7 @@ class Credit(Kit):
         request = await self.request(engine)
         undisturbed = await record(engine, request)
         async with company(engine) as group:
-            slow = group.start(request, Recorder(window=WINDOW, follow=False))
-            await slow.until(lambda recorder: recorder.send.stalled)
+            slow = await _stalled(group, request)
             slow.accept(1)
             for _ in range(3):
                 count = len(slow.events)
@@ -155,8 +158,7 @@ class Credit(Kit):
         """Who gave its slot up can be cancelled, or called back before it was gone."""
         need(engine, "pause", "release")
         async with company(engine) as group:
-            slow = group.start(await self.request(engine), Recorder(window=WINDOW, follow=False))
-            await slow.until(lambda recorder: recorder.send.stalled)
+            slow = await _stalled(group, await self.request(engine))
             for _ in range(3):
                 slow.send.give_up_slot()
                 slow.send.take_slot()
