@@ -11,10 +11,11 @@ import pytest
 
 from tokenflow.chat.calls import CALLS
 from tokenflow.chat.reasoning import THINK
-from tokenflow.config import Config, Flag, KeyConfig, is_loopback, load, show
+from tokenflow.config import Config, Flag, KeyConfig, load, show
 from tokenflow.config.keys import dotted
 from tokenflow.config.load import SECTIONS, flatten
 from tokenflow.config.model import ChatConfig
+from tokenflow.core.hosts import is_loopback
 
 HASH = "0123456789abcdef" * 4
 MODEL = '[models.m]\nengine = "echo"\n'

@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 import trio
 
 from tokenflow.client.errors import Unreachable
+from tokenflow.core.hosts import is_loopback
 
 REFUSAL_BYTES = 65_536
 _OTHER_NAME, _OTHER_TIME = (62, 64), (9, 10)
@@ -79,14 +79,7 @@ def network(url: str, limits: httpx2.Limits) -> httpx2.AsyncBaseTransport | None
 
     Raises as httpx2 does.
     """
-    return httpx2.AsyncHTTPTransport(limits=limits) if _is_loopback(httpx2.URL(url).host) else None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return httpx2.AsyncHTTPTransport(limits=limits) if is_loopback(httpx2.URL(url).host) else None
 
 
 def proxy_for(url: str) -> str:
@@ -97,7 +90,7 @@ def proxy_for(url: str) -> str:
         return ""
     proxies = getproxies()
     name = next((name for name in (asked.scheme, "all") if proxies.get(name)), None)
-    if name is None or _is_loopback(asked.host) or proxy_bypass(asked.host):
+    if name is None or is_loopback(asked.host) or proxy_bypass(asked.host):
         return ""
     return f"{_USERINFO.sub('', proxies[name])} ({name}_proxy)"
 

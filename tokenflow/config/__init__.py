@@ -14,7 +14,6 @@ from tokenflow.config.model import (
     TimeoutsConfig,
 )
 from tokenflow.config.raw import Flag
-from tokenflow.config.rules import is_loopback
 from tokenflow.config.schema import schema
 from tokenflow.config.show import show
 from tokenflow.config.strays import strays
@@ -34,7 +33,6 @@ __all__ = [
     "ServerConfig",
     "StreamConfig",
     "TimeoutsConfig",
-    "is_loopback",
     "load",
     "schema",
     "show",

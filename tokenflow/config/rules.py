@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 from tokenflow.config.keys import KeyPath, toml
 from tokenflow.config.model import AuthConfig, ServerConfig
+from tokenflow.core.hosts import is_loopback
 
 Sections = dict[str, Any]
 """Sections by name, made of the keys that are right by themselves; without those that nothing can be made of."""
@@ -29,14 +29,6 @@ def findings(sections: Sections) -> Iterator[Finding]:
     """All that the rules find."""
     for rule in _RULES:
         yield from rule(sections)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it. A name other than localhost may be anything."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _open_needs_keys(sections: Sections) -> Iterator[Finding]:

@@ -16,7 +16,8 @@ from functools import lru_cache, partial
 
 from werkzeug.datastructures import Headers
 
-from tokenflow.config import HttpConfig, is_loopback
+from tokenflow.config import HttpConfig
+from tokenflow.core.hosts import is_loopback
 from tokenflow.errors import Forbidden, Misdirected
 from tokenflow.http.transport import host_name
 
