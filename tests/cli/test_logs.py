@@ -43,10 +43,11 @@ def test_an_exception_is_on_the_line_and_its_trace_only_in_debug() -> None:
         raise ValueError("two\nlines")
     except ValueError as exc:
         error = exc
-    plain = OneLine(traces=False).format(record("text", error))
+    noted = record("text", error)
+    plain = OneLine(traces=False).format(noted)
     assert "\n" not in plain
     assert "text (ValueError: two\\nlines at " in plain
-    assert OneLine(traces=True).format(record("text", error)).startswith(plain + "\nTraceback ")
+    assert OneLine(traces=True).format(noted).startswith(plain + "\nTraceback ")
 
 
 def test_an_exception_without_a_trace() -> None:
