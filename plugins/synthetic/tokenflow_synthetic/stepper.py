@@ -61,6 +61,8 @@ class SyntheticStepper:
         """Set it to free an engine that `wedge_at` hung."""
         self._clock = clock
         self._wait = wait
+        self._run: list[Sequence] = []  # as it was last looked at, and when the first of it was due
+        self._first_due = 0.0
         self._interrupt = threading.Lock()  # held until somebody interrupts
         self._interrupt.acquire()
 
@@ -107,6 +109,7 @@ class SyntheticStepper:
     def remove(self, seq: Sequence) -> None:
         if (row := self.rows.pop(seq, None)) is not None:
             row.steps = iter(())  # what it made is remembered, and not what it would have made
+            self._run = []
 
     def interrupt(self, seq: Sequence | None) -> None:
         with suppress(RuntimeError):  # it is free already
@@ -114,13 +117,17 @@ class SyntheticStepper:
 
     def step(self, run: list[Sequence]) -> Iterator[tuple[Sequence, Step]]:
         now = self._clock()
-        nothing_due = True
+        if now >= self._first_due or run != self._run:  # to look at all of them in every slice took more than to step
+            self._run, self._first_due = run, min(seq.data.due for seq in run)
+        if now < self._first_due:
+            if self._wait:
+                self._sleep(self._first_due - now)
+            return
         interval_s = next_due = 0.0
         for seq in run:
             row: Row = seq.data
             if row.due > now:
                 continue
-            nothing_due = False
             if row.made >= row.fault_at:
                 yield from self._fault(seq, row)
                 continue
@@ -134,8 +141,6 @@ class SyntheticStepper:
                     next_due = (now // interval_s + 1) * interval_s
                 row.due = next_due
             yield seq, step
-        if nothing_due and self._wait:
-            self._sleep(min(seq.data.due for seq in run) - now)
 
     def _some(self, seq: Sequence, row: Row) -> Step:
         most = min(row.at_a_time, seq.request.max_tokens - row.made, row.fault_at - row.made)
