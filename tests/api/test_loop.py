@@ -456,6 +456,58 @@ async def test_a_reader_that_raises_ends_alone(open_loop: Open, ask: Ask, autoju
     assert good.text == says(20)
 
 
+class Told(Send):
+    """Calls `note` with each delta that is put, and whenever it is settled."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(window=100)
+        self._note = note
+
+    def _deliver(self, event: Event) -> None:
+        if isinstance(event, Delta):
+            self._note("put")
+
+    def settle(self) -> None:
+        self._note("settled")
+
+
+@pytest.mark.interpreted
+async def test_what_a_step_made_is_put_for_all_before_any_is_settled(
+    open_loop: Open, ask: Ask, autojump_clock: MockClock
+) -> None:
+    passes = Passes()
+    trio.lowlevel.add_instrument(passes)
+    notes: list[tuple[int, str]] = []
+    async with open_loop(PlainStepper(slots=3)) as loop, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(loop.generate, ask(max_tokens=20), Told(lambda what: notes.append((passes.n, what))))
+    assert notes == sorted(notes), "in each pass of the event loop first the one and then the other"
+    puts = Counter(n for n, what in notes if what == "put")
+    assert puts.total() == 60
+    assert max(puts.values()) >= 3
+
+
+@pytest.mark.interpreted
+async def test_one_that_cannot_be_settled_ends_alone(open_loop: Open, ask: Ask, autojump_clock: MockClock) -> None:
+    failed = 0
+
+    def fail(what: str) -> None:
+        nonlocal failed
+        if what == "settled" and send.sent:
+            failed += 1
+            raise ZeroDivisionError
+
+    send = Told(fail)
+    async with open_loop(PlainStepper()) as loop, company(loop) as group:
+        good = group.start(ask(max_tokens=20))
+        with pytest.raises(ZeroDivisionError):
+            await loop.generate(ask(max_tokens=20), send)
+        await good.returned.wait()
+        assert not loop.stepper.used
+    assert failed == 1
+    assert good.text == says(20)
+
+
 # --- ends -----------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,6 @@ from tokenflow.dialects.small import SmallEncoder
 from tokenflow.http.events import EventBody
 from tokenflow.http.transport import Direct
 from tokenflow.http.transport.writer import Writer
-from tokenflow.service.stream import TOGETHER
 
 PING = b": ping\n\n"
 
@@ -92,7 +91,7 @@ class Kernel:
         return direct
 
 
-async def test_what_lies_ready_goes_out_together(autojump_clock: MockClock) -> None:
+async def test_what_is_put_goes_out_together_when_it_is_settled(autojump_clock: MockClock) -> None:
     async with open_rig(prefill_ms=1_000_000) as r:
         stream, reader = await r.open()
         kernel = Kernel()
@@ -103,21 +102,25 @@ async def test_what_lies_ready_goes_out_together(autojump_clock: MockClock) -> N
             nursery.start_soon(anext, sent)
             await trio.testing.wait_all_tasks_blocked()
 
-            def go_out(*deltas: Delta, made: int) -> list[int]:
+            def put(*deltas: Delta) -> None:
                 kernel.written.clear()
                 for delta in deltas:
-                    send.send_nowait(delta, made)
+                    send.put(delta)
+
+            def frames() -> list[int]:
                 return [data.count(b"\n\n") for data in kernel.written]
 
-            assert go_out(Delta("a"), made=1) == [1]
-            assert go_out(*[Delta("a")] * 20, made=21) == [TOGETHER, 2, 1, 1], "together, as long as many lie ready"
-            assert go_out(Delta("a"), Delta("", 1), Delta("a"), made=25) == [2], "also with one between without text"
-            assert go_out(Delta("a"), made=27) == [], "more are there already"
-            assert go_out(Delta("", 1), made=24) == [1], "or not: then it waits no more"
-            assert go_out(Delta("a"), *[Delta("", 1)] * TOGETHER, made=28) == [1], "nor for ever"
-            assert go_out(Delta("a"), made=99) == []
+            put(*[Delta("a")] * 20, Delta("", 1), Delta("a"))
+            assert frames() == []
+            send.settle()
+            send.settle()
+            assert frames() == [21], "also with one between without text"
+            put()
+            send.send_nowait(Delta("a"))
+            assert frames() == [1]
+            put(Delta("a"))
             stream.cancel("client")
-            assert len(kernel.written) == 1, "nor for what comes no more"
+            assert frames() == [1], "what was put goes before the end"
             nursery.cancel_scope.cancel()
         reader.close()
 

@@ -379,6 +379,7 @@ class StepLoop:
         Not without end, though the owner goes on meanwhile: others want to be served too.
         """
         self._drain_is_due = False  # before emptying: what comes after this line rings again
+        told: list[Sequence] = []
         for _ in range(min(len(self._out), DRAIN_EVENTS)):
             seq, event = self._out.popleft()
             if seq is None:  # the owner is idle, if it had seen every command when it said so
@@ -387,14 +388,25 @@ class StepLoop:
                 seq.released.set()
             elif not seq.cancelled:
                 try:
-                    seq.send.send_nowait(event, seq.emitted)
-                except Exception as exc:  # the stream's fault, and its alone
-                    seq.cancelled = True
-                    seq._failed(exc)
-                    self._post("cancel", seq)
+                    seq.send.put(event)
+                    told.append(seq)
+                except Exception as exc:
+                    self._broke(seq, exc)
             elif type(event) is Delta:
                 seq.send.dropped += event.tokens
+        for seq in told:
+            if not seq.cancelled:
+                try:
+                    seq.send.settle()
+                except Exception as exc:
+                    self._broke(seq, exc)
         self._flush()
+
+    def _broke(self, seq: Sequence, error: Exception) -> None:
+        """The stream's fault, and its alone."""
+        seq.cancelled = True
+        seq._failed(error)
+        self._post("cancel", seq)
 
     # --- the owner's side -------------------------------------------------------------------------------------------
 

@@ -48,10 +48,6 @@ class Send:
         """Deltas sent that became a record, so that a reader must take them: those with text or log-probabilities."""
         self.limit = window
         """Absolute; falls only on pause, and when a reader that allowed more has left."""
-        self.more = False
-        """Several deltas are there already, and follow at once. One or two are no reason to make a reader wait: the
-        server is late by a token.
-        """
         self.dropped = 0
         """Tokens that the engine generated and could not send any more, because it was cancelled."""
 
@@ -80,21 +76,27 @@ class Send:
             await self._room.wait()
             await trio.lowlevel.checkpoint_if_cancelled()  # woken, then cancelled: nothing is sent
 
-    def send_nowait(self, event: Event, made: int = 0) -> None:
+    def send_nowait(self, event: Event) -> None:
         """Send at once; for senders that keep to `limit` by themselves.
 
-        Args:
-            event: what is sent.
-            made: where it comes out of a queue, the deltas with content that have been put into it.
+        Raises:
+            trio.ClosedResourceError: after Finished, or once the stream has ended.
         """
+        self.put(event)
+        self.settle()
+
+    def put(self, event: Event) -> None:
+        """The same, for who has more to send, of this sequence or of others: readers wait until it is settled."""
         if self.closed:
             raise trio.ClosedResourceError
         if isinstance(event, Delta):
             self.sent += event.has_content
-            self.more = made > self.sent + 2
         elif isinstance(event, Finished):
             self.closed = True
         self._deliver(event)
+
+    def settle(self) -> None:
+        """What was put is handed on. Repeatable."""
 
     def _deliver(self, event: Event) -> None:
         self._on_event(event)

@@ -41,6 +41,10 @@ class Choice(Send):
         if self._stream is not None:
             self._stream.take(self, event)
 
+    def settle(self) -> None:
+        if self._stream is not None:
+            self._stream.settle()
+
     def told(self, delta: Delta) -> Delta:
         """`delta`, with the tokens whose text was held."""
         if self.untold:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Final
 
 import trio
 
@@ -68,8 +67,6 @@ class StreamSettings:
 
 TAIL_S = 30.0
 """How long the usage record waits for readers of what is left, after the end."""
-TOGETHER: Final = 16
-"""Records of one choice that lie ready are handed on in one piece, up to so many: a system call costs more than one."""
 _WORD = {True: "it is paused", False: "it runs on"}
 
 log = logging.getLogger("tokenflow.streams")
@@ -122,8 +119,8 @@ class Stream:
         "_sequences",
         "_slots_held",
         "_ticket",
-        "_together",
         "_unread",
+        "_unsettled",
         "_watch",
         "asked",
         "attendance",
@@ -174,7 +171,7 @@ class Stream:
         span_s = settings.coalesce_s
         self._coalescer = Coalescer(self._append_read, span_s) if span_s else None
         self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
-        self._together = 0  # deltas since readers were told of any: they hear of the next ones together
+        self._unsettled = False  # deltas have come that readers have not been told of
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
         self._forgotten = trio.Event()  # its log had to make room
@@ -596,17 +593,22 @@ class Stream:
 
     def _on_delta(self, choice: Choice, delta: Delta, now: float) -> None:
         self._account.token(choice.gaps, delta, now)
-        more = choice.more and self._together + 1 < TOGETHER
-        self._together = self._together + 1 if more else 0
+        self._unsettled = True
         if not delta.has_content:
             choice.untold += delta.tokens
         elif self._coalescer is not None:
             self._coalescer.add(choice, choice.told(delta))
         else:
-            self._append_read(choice, choice.told(delta), 1, now, hold=more)
-        if not more:
-            self._log.wake()
-        stalled = choice.stalled and self._stalled
+            self._append_read(choice, choice.told(delta), 1, now, hold=True)
+
+    def settle(self) -> None:
+        """Called when all is taken that came at once: a system call costs more than a record."""
+        if not self._unsettled:
+            return
+        self._unsettled = False
+        now = self._clock.current_time()
+        self._log.wake()
+        stalled = self._stalled
         if self._in_time(now) and self._deadline.token(now, stalled=stalled) and self._deadline.at < self.known:
             self._watch.look_at(self)
         if stalled:
