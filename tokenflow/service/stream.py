@@ -120,7 +120,7 @@ class Stream:
         "_slots_held",
         "_ticket",
         "_unread",
-        "_unsettled",
+        "_unsettled_at",
         "_watch",
         "asked",
         "attendance",
@@ -171,7 +171,7 @@ class Stream:
         span_s = settings.coalesce_s
         self._coalescer = Coalescer(self._append_read, span_s) if span_s else None
         self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
-        self._unsettled = False  # deltas have come that readers have not been told of
+        self._unsettled_at = inf  # when the last delta came that readers have not been told of
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
         self._forgotten = trio.Event()  # its log had to make room
@@ -593,7 +593,7 @@ class Stream:
 
     def _on_delta(self, choice: Choice, delta: Delta, now: float) -> None:
         self._account.token(choice.gaps, delta, now)
-        self._unsettled = True
+        self._unsettled_at = now
         if not delta.has_content:
             choice.untold += delta.tokens
         elif self._coalescer is not None:
@@ -603,10 +603,9 @@ class Stream:
 
     def settle(self) -> None:
         """Called when all is taken that came at once: a system call costs more than a record."""
-        if not self._unsettled:
+        now, self._unsettled_at = self._unsettled_at, inf
+        if now == inf:
             return
-        self._unsettled = False
-        now = self._clock.current_time()
         self._log.wake()
         stalled = self._stalled
         if self._in_time(now) and self._deadline.token(now, stalled=stalled) and self._deadline.at < self.known:
