@@ -12,14 +12,14 @@ from tokenflow_prometheus.sink import PrometheusSink
 from tokenflow.api import CAPABILITIES, Gauges
 from tokenflow.config import Config
 from tokenflow.dialects import openai_chat, openai_completions
-from tokenflow.errors import ConfigError, PluginError, StartupError, TokenflowError
+from tokenflow.errors import ConfigError, EngineLost, PluginError, StartupError, TokenflowError
 from tokenflow.http.app import create_app
 from tokenflow.service.feeds import Feeds
 from tokenflow.service.service import Service
 
 REFERENCE = (Path(__file__).parents[1] / "docs" / "api.md").read_text(encoding="utf-8")
 WORDS = set(re.findall(r"[a-z_]+", REFERENCE))
-OPERATORS = (StartupError, ConfigError, PluginError)
+OPERATORS = (StartupError, ConfigError, PluginError, EngineLost)
 """No client meets these."""
 
 

@@ -243,6 +243,15 @@ class PluginError(StartupError):
     code = "plugin_error"
 
 
+class EngineLost(StartupError):
+    """An engine cannot be opened again in this process, whatever is tried: a GPU has failed under it, for one.
+
+    The server drains, and ends with exit code 1, so that its supervisor starts a new one.
+    """
+
+    code = "engine_lost"
+
+
 def first_error(error: BaseException) -> BaseException:
     """The first error inside groups, however deep; `error` itself if it is no group."""
     while isinstance(error, BaseExceptionGroup):

@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import trio
 from tokenflow_synthetic import generate
@@ -64,9 +65,9 @@ async def noticed(server: Server) -> None:
             await trio.sleep(0.002)  # another process's file sends no signal
 
 
-async def ended(server: Server, began: float, drain_s: float, *, left_behind: bool = False) -> None:
+async def ended(server: Server, began: float, drain_s: float, *, left_behind: bool = False, exit_code: int = 0) -> None:
     code = await trio.to_thread.run_sync(server.process.wait, drain_s + PATIENCE_S)
-    assert (code, trio.current_time() - began < drain_s + MARGIN_S) == (0, True), trio.current_time() - began
+    assert (code, trio.current_time() - began < drain_s + MARGIN_S) == (exit_code, True), trio.current_time() - began
     assert "Traceback" not in server.log
     assert ("has not closed in time" in server.log) is left_behind
 
@@ -266,3 +267,59 @@ async def test_an_engine_that_hangs_delays_nothing_and_everyone_is_told(serve: S
             ("error", "draining", 1),
             ("error", "draining", 0),
         }
+
+
+FRAGILE = """
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+import trio
+from tokenflow.api import EngineError, EngineInfo, EngineLost, EnginePlugin, engine_from_generator, hookimpl
+
+@dataclass(frozen=True, kw_only=True)
+class Fragile:
+    openings = 0
+
+@asynccontextmanager
+async def open_fragile(config):
+    Fragile.openings += 1
+    if Fragile.openings > 1:
+        raise EngineLost("The card fell off the bus.")
+    touched = trio.Event()
+
+    async def fall():
+        await touched.wait()
+        raise EngineError("An illegal memory access.")
+
+    async def touch(prompt, request):
+        yield prompt[0]
+        touched.set()
+        raise EngineError("An illegal memory access.")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fall)
+        yield engine_from_generator(touch, info=EngineInfo(model="fragile", context_length=4096, slots=4))
+
+@hookimpl
+def register_engines():
+    return [EnginePlugin(name="fragile", config=Fragile, open=open_fragile)]
+"""
+
+
+async def test_an_engine_that_is_lost_ends_the_process_as_a_signal_does_and_with_exit_code_1(
+    serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    fragile = '[plugins]\nfiles = ["fragile.py"]\n[models.fragile]\nengine = "fragile"\n'
+    with serve(draining(DRAIN_S) + fragile) as server:
+        async with connect(server.port) as wire, connect(server.port) as other:
+            head = await wire.open(COMPLETIONS, completion(ENDLESS, model="m"))
+            broken = await other.open(COMPLETIONS, completion("hello", model="fragile"))
+            assert Streamed(broken, await other.frames()).reason == "engine_error"
+            await noticed(server)
+            began = trio.current_time()
+            assert Streamed(head, await wire.frames()).reason == "draining"
+        await ended(server, began, DRAIN_S, exit_code=1)
+        assert "model fragile: its engine is lost to this process: The card fell off the bus." in server.log
+        assert server.log.splitlines()[-1] == (
+            "tokenflow: The engine of model 'fragile' cannot be opened again in this process; see its log."
+        )

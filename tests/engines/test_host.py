@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from tokenflow.api import EngineInfo, EnginePlugin, EngineStats
 from tokenflow.cli.logs import OneLine
 from tokenflow.engines.host import PAUSES_S, STEADY_S, EngineHost
-from tokenflow.errors import EngineClosed, EngineError, StartupError
+from tokenflow.errors import EngineClosed, EngineError, EngineLost, StartupError
 
 
 class Engine:
@@ -131,6 +131,23 @@ async def test_how_it_ended_is_logged_and_where_unless_it_says_so_itself(
     first, second = [OneLine(traces=False).format(record) for record in caplog.records if record.levelname == "ERROR"]
     assert "model m: its engine ended (RuntimeError: the card fell off the bus at " in first and __file__ in first
     assert second.endswith("model m: its engine ended: The card is gone.")
+
+
+async def test_what_this_process_cannot_open_again_is_not_tried_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = Openings(None, OSError("busy"), EngineLost("The card fell off the bus."))
+    host = plan.host
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        plan.broken.set()
+        with trio.fail_after(PAUSES_S[0] + PAUSES_S[1] + 0.1):
+            await host.lost.wait()
+        await trio.sleep(600)
+        assert len(plan.at) == 3
+        assert not await host.ready()
+        nursery.cancel_scope.cancel()
+    assert caplog.messages[-1] == "model m: its engine is lost to this process: The card fell off the bus."
 
 
 async def test_giving_an_engine_up_opens_another(autojump_clock: MockClock) -> None:

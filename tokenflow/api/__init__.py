@@ -45,7 +45,15 @@ from tokenflow.core.types import (
     TokenLogprob,
     Xtc,
 )
-from tokenflow.errors import ContextLengthExceeded, EngineClosed, EngineError, EngineStuck, InvalidRequest, StartupError
+from tokenflow.errors import (
+    ContextLengthExceeded,
+    EngineClosed,
+    EngineError,
+    EngineLost,
+    EngineStuck,
+    InvalidRequest,
+    StartupError,
+)
 
 __all__ = [
     "BYTE_TOKEN",
@@ -63,6 +71,7 @@ __all__ = [
     "EngineClosed",
     "EngineError",
     "EngineInfo",
+    "EngineLost",
     "EnginePlugin",
     "EngineStats",
     "EngineStuck",

@@ -3,7 +3,8 @@
     closed --open--> ready --its own failure, or fail()--> closed --after a pause--> open again
 
 The first opening must succeed, or the server does not start. A later failure lets every stream of this engine go with
-an error, and the host tries again with growing pauses; the other engines do not notice.
+an error, and the host tries again with growing pauses; the other engines do not notice. An engine that says that this
+process cannot open it again stays closed, and is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any
 import trio
 
 from tokenflow.api import Engine, EngineInfo, EnginePlugin, EngineStats
-from tokenflow.errors import EngineClosed, PluginError, StartupError, TokenflowError, described, first_error
+from tokenflow.errors import (
+    EngineClosed,
+    EngineLost,
+    PluginError,
+    StartupError,
+    TokenflowError,
+    described,
+    first_error,
+)
 
 log = logging.getLogger("tokenflow.engines")
 
@@ -43,6 +52,8 @@ class EngineHost:
         self._opening = trio.CancelScope()
         self._open_since = inf
         self._info: EngineInfo | None = None
+        self.lost = trio.Event()
+        """It will not be opened again."""
         self.openings = 0
         """Counter: how often it has been opened."""
 
@@ -90,6 +101,10 @@ class EngineHost:
                 if not self.openings:
                     raise _for_people(self.id, exc) from exc
                 cause = first_error(exc)
+                if isinstance(cause, EngineLost):
+                    log.error("model %s: its engine is lost to this process: %s", self.id, cause)
+                    self.lost.set()
+                    await trio.sleep_forever()
                 if isinstance(cause, TokenflowError):
                     log.error("model %s: its engine ended: %s", self.id, cause)
                 else:  # its author wants the place

@@ -23,7 +23,7 @@ from hypercorn.config import Config as HypercornConfig
 from tokenflow.config.model import Config, ServerConfig
 from tokenflow.engines.host import EngineHost
 from tokenflow.engines.registry import Registry
-from tokenflow.errors import StartupError
+from tokenflow.errors import EngineLost, StartupError
 from tokenflow.http.app import create_app
 from tokenflow.http.transport import Limits, Traffic, bind, serve
 from tokenflow.service.feeds import Feeds
@@ -55,15 +55,28 @@ async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda 
 
     Raises:
         StartupError: the port, a sink or an engine could not be had.
+        EngineLost: an engine cannot be opened again in this process; it has been drained.
     """
     _allow_files(config.server.max_connections)
     listener = _bind(config)
     service = create_service(config, registry)
     last_resort = _LastResort(config.server.drain_s)
+    lost = ""
     with listener, closing(last_resort), trio.open_signal_receiver(*_end_signals()) as signals:
         async with trio.open_nursery() as nursery:
             ready, stop = trio.Event(), trio.Event()
             nursery.start_soon(_heed, signals, ready, stop, service, nursery.cancel_scope, last_resort)
+
+            async def heed_loss() -> None:
+                nonlocal lost
+                model = await service.engine_lost()
+                if not stop.is_set():
+                    lost = model
+                    log.error("draining for %g s, then ending, to be started anew", config.server.drain_s)
+                    last_resort.expect_end(draining=True, exit_code=1)
+                    stop.set()
+
+            nursery.start_soon(heed_loss)
 
             def answers(url: str) -> None:
                 ready.set()
@@ -72,6 +85,8 @@ async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda 
             async with alongside(service.run):
                 await _serve(service, listener, stop, answers)
             nursery.cancel_scope.cancel()
+    if lost:
+        raise EngineLost(f"The engine of model {lost!r} cannot be opened again in this process; see its log.")
 
 
 def create_service(config: Config, registry: Registry) -> Service:
@@ -143,10 +158,10 @@ class _LastResort:
         self._drain_s = drain_s
         self._timer = threading.Timer(0, lambda: None)
 
-    def expect_end(self, *, draining: bool) -> None:
+    def expect_end(self, *, draining: bool, exit_code: int = 0) -> None:
         """From now on there are `ENDS_WITHIN_S`, after the drain if there is one."""
         self._timer.cancel()
-        self._timer = threading.Timer(ENDS_WITHIN_S + draining * self._drain_s, _leave_behind)
+        self._timer = threading.Timer(ENDS_WITHIN_S + draining * self._drain_s, _leave_behind, [exit_code])
         self._timer.daemon = True
         self._timer.start()
 
@@ -154,10 +169,10 @@ class _LastResort:
         self._timer.cancel()
 
 
-def _leave_behind() -> None:
+def _leave_behind(exit_code: int) -> None:
     log.warning("an engine or a sink has not closed in time; ending without it")
     logging.shutdown()
-    os._exit(0)
+    os._exit(exit_code)
 
 
 def _bind(config: Config) -> socket.socket:

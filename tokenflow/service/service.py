@@ -176,6 +176,21 @@ class Service:
                 task_status.started()
                 await trio.sleep_forever()
 
+    async def engine_lost(self) -> str:
+        """Wait until a model's engine cannot be opened again in this process; the model's id."""
+        lost = ""
+
+        async def wait(host: EngineHost) -> None:
+            nonlocal lost
+            await host.lost.wait()
+            lost = host.id
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for host in self._hosts.values():
+                nursery.start_soon(wait, host)
+        return lost
+
     def _room_maker(self, model: Model) -> RoomMaker:
         return RoomMaker(model.admission, lambda: self._streams_of(model), self.config.stream.park_hold_s)
 

@@ -9,7 +9,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
 
-from tokenflow.api import StartupError
+from tokenflow.api import EngineLost, StartupError
 from tokenflow_exllama.models import one_line
 
 logger = logging.getLogger("tokenflow.exllama")
@@ -24,6 +24,7 @@ def import_on_gpu(library: str, version: str) -> ModuleType:
 
     Raises:
         StartupError: there is no GPU that PyTorch can use, or no library.
+        EngineLost: a GPU does nothing any more for this process.
     """
     if find_spec("torch") is None:
         raise StartupError("PyTorch is not installed; install the build of it that fits this machine's CUDA.")
@@ -38,7 +39,7 @@ def import_on_gpu(library: str, version: str) -> ModuleType:
             "PyTorch sees no GPU; see what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides them."
         )
     if (why := _failure()) is not None:
-        raise StartupError(
+        raise EngineLost(
             f"PyTorch cannot use a GPU ({why}); if it has failed since this process began, no engine in here can use "
             "it again: start the server anew."
         )

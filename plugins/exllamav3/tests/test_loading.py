@@ -31,7 +31,7 @@ from tokenflow_exllamav3.config import PAGE
 from tokenflow_exllamav3.loading import load
 
 from plugins.exllama_common.tests import tokens
-from tokenflow.api import StartupError
+from tokenflow.api import EngineLost, StartupError
 from tokenflow.chat.template import ChatTemplate
 
 from .rig.model import hash_load
@@ -136,6 +136,8 @@ def test_a_gpu_that_has_failed(directory: Path, monkeypatch: pytest.MonkeyPatch)
     assert gpus.gpus_work()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert not gpus.gpus_work()
+    with pytest.raises(EngineLost):
+        gpus.import_on_gpu("exllamav3", "1.6.5")
     message = refusal(Exl3Config(model=str(directory)))
     assert "cannot use a GPU (CUDA error: an illegal memory access was encountered); " in message
     assert "start the server anew" in message
