@@ -156,7 +156,7 @@ class ReplayLog(Generic[E]):
             self._accept(n)
         if len(self._records) > self._bounds.records or self.bytes > self._bounds.bytes:
             self.drop_oldest()
-        if self.bytes != self._told:  # what every reader took at once has come and gone
+        if not hold and self.bytes != self._told:  # what every reader took at once has come and gone
             self._tell()
         return n
 
@@ -166,6 +166,8 @@ class ReplayLog(Generic[E]):
             self._held_back = False
             if self._records:
                 self._wake(self._records[-1])
+            if self.bytes != self._told:
+                self._tell()
 
     def _wake(self, record: Record[E]) -> None:
         if len(self._readers) == 1:

@@ -120,7 +120,6 @@ class Stream:
         "_slots_held",
         "_ticket",
         "_unread",
-        "_unsettled_at",
         "_watch",
         "asked",
         "attendance",
@@ -171,7 +170,6 @@ class Stream:
         span_s = settings.coalesce_s
         self._coalescer = Coalescer(self._append_read, span_s) if span_s else None
         self._logged = 0  # of the deltas sent, those that are in the log: the rest is in the coalescer
-        self._unsettled_at = inf  # when the last delta came that readers have not been told of
         self._readers: set[StreamReader] = set()
         self._unread = trio.Event()  # set while nobody reads
         self._forgotten = trio.Event()  # its log had to make room
@@ -593,27 +591,23 @@ class Stream:
 
     def _on_delta(self, choice: Choice, delta: Delta, now: float) -> None:
         self._account.token(choice.gaps, delta, now)
-        self._unsettled_at = now
         if not delta.has_content:
             choice.untold += delta.tokens
         elif self._coalescer is not None:
             self._coalescer.add(choice, choice.told(delta))
         else:
             self._append_read(choice, choice.told(delta), 1, now, hold=True)
-
-    def settle(self) -> None:
-        """Called when all is taken that came at once: a system call costs more than a record."""
-        now, self._unsettled_at = self._unsettled_at, inf
-        if now == inf:
-            return
-        self._log.wake()
-        stalled = self._stalled
+        stalled = choice.stalled and self._stalled
         if self._in_time(now) and self._deadline.token(now, stalled=stalled) and self._deadline.at < self.known:
             self._watch.look_at(self)
         if stalled:
             self._note_idleness(now)
             if self._coalescer is not None:  # nothing more can come to it
                 self._coalescer.flush()
+
+    def settle(self) -> None:
+        """Called when all is taken that came at once: a system call costs more than a record."""
+        self._log.wake()
 
     def _append_read(self, choice: Choice, delta: Delta, events: int, now: float, *, hold: bool = False) -> None:
         """Append what is certain of the message: it is read before it gets a number, so that it replays as it was."""
