@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import trio
 from tokenflow_synthetic import generate
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, CloseConnection, Event, Message, Request, TextMessage
 
-from tests.e2e.conftest import Serve, Server
+from tests.e2e.conftest import Serve, Server, serving
 from tests.e2e.wire import (
     CHAT,
     COMPLETIONS,
@@ -277,17 +278,24 @@ from tokenflow.api import EngineError, EngineInfo, EngineLost, EnginePlugin, eng
 
 @dataclass(frozen=True, kw_only=True)
 class Fragile:
-    openings = 0
+    slots: int = 4
+    load_s: float = 0.0
+    falls_after_s: float = 1e9
+    close_s: float = 0.0
+
+opened = set()
 
 @asynccontextmanager
 async def open_fragile(config):
-    Fragile.openings += 1
-    if Fragile.openings > 1:
+    if config in opened:
         raise EngineLost("The card fell off the bus.")
+    opened.add(config)
+    await trio.sleep(config.load_s)
     touched = trio.Event()
 
     async def fall():
-        await touched.wait()
+        with trio.move_on_after(config.falls_after_s):
+            await touched.wait()
         raise EngineError("An illegal memory access.")
 
     async def touch(prompt, request):
@@ -297,7 +305,11 @@ async def open_fragile(config):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fall)
-        yield engine_from_generator(touch, info=EngineInfo(model="fragile", context_length=4096, slots=4))
+        try:
+            yield engine_from_generator(touch, info=EngineInfo(model="fragile", context_length=4096, slots=4))
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(config.close_s)
 
 @hookimpl
 def register_engines():
@@ -305,21 +317,41 @@ def register_engines():
 """
 
 
+def fragile(folder: Path, drain_s: float, lost: str = "", other: str = "") -> str:
+    """A configuration with two engines of which each can be opened once."""
+    (folder / "fragile.py").write_text(FRAGILE)
+    models = f'[models.lost]\nengine = "fragile"\n{lost}\n[models.other]\nengine = "fragile"\nslots = 5\n{other}\n'
+    return f'{draining(drain_s)}\n[plugins]\nfiles = ["fragile.py"]\n{models}'
+
+
 async def test_an_engine_that_is_lost_ends_the_process_as_a_signal_does_and_with_exit_code_1(
     serve: Serve, tmp_path: Path
 ) -> None:
-    (tmp_path / "fragile.py").write_text(FRAGILE)
-    fragile = '[plugins]\nfiles = ["fragile.py"]\n[models.fragile]\nengine = "fragile"\n'
-    with serve(draining(DRAIN_S) + fragile) as server:
+    with serve(fragile(tmp_path, DRAIN_S)) as server:
         async with connect(server.port) as wire, connect(server.port) as other:
             head = await wire.open(COMPLETIONS, completion(ENDLESS, model="m"))
-            broken = await other.open(COMPLETIONS, completion("hello", model="fragile"))
+            broken = await other.open(COMPLETIONS, completion("hello", model="lost"))
             assert Streamed(broken, await other.frames()).reason == "engine_error"
             await noticed(server)
             began = trio.current_time()
             assert Streamed(head, await wire.frames()).reason == "draining"
         await ended(server, began, DRAIN_S, exit_code=1)
-        assert "model fragile: its engine is lost to this process: The card fell off the bus." in server.log
+        assert "model lost: its engine is lost to this process: The card fell off the bus." in server.log
         assert server.log.splitlines()[-1] == (
-            "tokenflow: The engine of model 'fragile' cannot be opened again in this process; see its log."
+            "tokenflow: The engine of model 'lost' cannot be opened again in this process; see its log."
         )
+
+
+async def test_a_signal_meanwhile_ends_it_at_once_and_it_still_says_that_it_failed(
+    serve: Serve, tmp_path: Path
+) -> None:
+    with serve(fragile(tmp_path, 30, "falls_after_s = 0.2", "close_s = 10.0")) as server:
+        await noticed(server)
+        await ended(server, terminate(server), 0, exit_code=1, left_behind=True)
+
+
+def test_an_engine_that_is_lost_while_another_loads_ends_the_process_at_once(tmp_path: Path) -> None:
+    config = fragile(tmp_path, 30, "falls_after_s = 0.2", "load_s = 60.0")
+    with pytest.raises(AssertionError, match="cannot be opened again in this process"), serving(tmp_path, config):
+        pass
+    assert "has not closed in time" not in (tmp_path / "log").read_text()

@@ -35,10 +35,11 @@ class Engine:
 
 
 class Openings:
-    """Opens engines, or fails, as planned: a script of None and errors; the last entry repeats."""
+    """Opens engines, or fails, as planned: a script of None and errors; the last repeats. They end with `ends`."""
 
-    def __init__(self, *script: Exception | None) -> None:
+    def __init__(self, *script: Exception | None, ends: tuple[Exception, ...] = ()) -> None:
         self.script = list(script)
+        self.ends = ends or (RuntimeError("the card fell off the bus"),)
         self.at: list[float] = []
         self.broken = trio.Event()
         self.closed = 0
@@ -52,15 +53,16 @@ class Openings:
         self.broken = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._run)
+                for error in self.ends:
+                    nursery.start_soon(self._run, error)
                 yield Engine()
                 nursery.cancel_scope.cancel()
         finally:
             self.closed += 1
 
-    async def _run(self) -> None:
+    async def _run(self, error: Exception) -> None:
         await self.broken.wait()
-        raise RuntimeError("the card fell off the bus")
+        raise error
 
     @property
     def host(self) -> EngineHost:
@@ -148,6 +150,22 @@ async def test_what_this_process_cannot_open_again_is_not_tried_again(
         assert not await host.ready()
         nursery.cancel_scope.cancel()
     assert caplog.messages[-1] == "model m: its engine is lost to this process: The card fell off the bus."
+
+
+async def test_one_that_says_so_while_it_is_open_is_not_given_out_any_more(autojump_clock: MockClock) -> None:
+    """Whatever else fails at that moment."""
+    plan = Openings(None, ends=(OSError("gone"), EngineLost("The card fell off the bus."), EngineError("Failed.")))
+    host = plan.host
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        await trio.testing.wait_all_tasks_blocked()
+        plan.broken.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert host.lost.is_set()
+        assert not await host.ready()
+        with pytest.raises(EngineClosed):
+            _ = host.engine
+        nursery.cancel_scope.cancel()
 
 
 async def test_giving_an_engine_up_opens_another(autojump_clock: MockClock) -> None:

@@ -100,11 +100,12 @@ class EngineHost:
             except Exception as exc:
                 if not self.openings:
                     raise _for_people(self.id, exc) from exc
-                cause = first_error(exc)
-                if isinstance(cause, EngineLost):
-                    log.error("model %s: its engine is lost to this process: %s", self.id, cause)
+                if (loss := _loss(exc)) is not None:
+                    log.error("model %s: its engine is lost to this process: %s", self.id, loss)
+                    self._engine = None
                     self.lost.set()
                     await trio.sleep_forever()
+                cause = first_error(exc)
                 if isinstance(cause, TokenflowError):
                     log.error("model %s: its engine ended: %s", self.id, cause)
                 else:  # its author wants the place
@@ -132,6 +133,13 @@ class EngineHost:
             )
             task_status.started()
             await trio.sleep_forever()
+
+
+def _loss(exc: Exception) -> BaseException | None:
+    """The EngineLost that `exc` is, or has in it beside others."""
+    losses = exc.subgroup(EngineLost) if isinstance(exc, ExceptionGroup) else exc
+    leaf = None if losses is None else first_error(losses)
+    return leaf if isinstance(leaf, EngineLost) else None
 
 
 def _for_people(id: str, exc: Exception) -> StartupError:

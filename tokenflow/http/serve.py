@@ -70,11 +70,15 @@ async def run(config: Config, registry: Registry, *, on_ready: OnReady = lambda 
             async def heed_loss() -> None:
                 nonlocal lost
                 model = await service.engine_lost()
-                if not stop.is_set():
-                    lost = model
+                if stop.is_set():
+                    return
+                lost, last_resort.exit_code = model, 1
+                last_resort.expect_end(draining=ready.is_set())
+                if ready.is_set():
                     log.error("draining for %g s, then ending, to be started anew", config.server.drain_s)
-                    last_resort.expect_end(draining=True, exit_code=1)
                     stop.set()
+                else:
+                    nursery.cancel_scope.cancel()
 
             nursery.start_soon(heed_loss)
 
@@ -156,12 +160,13 @@ class _LastResort:
 
     def __init__(self, drain_s: float) -> None:
         self._drain_s = drain_s
+        self.exit_code = 0
         self._timer = threading.Timer(0, lambda: None)
 
-    def expect_end(self, *, draining: bool, exit_code: int = 0) -> None:
+    def expect_end(self, *, draining: bool) -> None:
         """From now on there are `ENDS_WITHIN_S`, after the drain if there is one."""
         self._timer.cancel()
-        self._timer = threading.Timer(ENDS_WITHIN_S + draining * self._drain_s, _leave_behind, [exit_code])
+        self._timer = threading.Timer(ENDS_WITHIN_S + draining * self._drain_s, _leave_behind, [self.exit_code])
         self._timer.daemon = True
         self._timer.start()
 

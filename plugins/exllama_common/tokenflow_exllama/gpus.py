@@ -35,7 +35,7 @@ def import_on_gpu(library: str, version: str) -> ModuleType:
             f"PyTorch {torch.__version__} is built without CUDA; install the build that fits this machine's CUDA."
         )
     if not torch.cuda.is_available():
-        raise StartupError(
+        raise (EngineLost if torch.cuda.is_initialized() else StartupError)(
             "PyTorch sees no GPU; see what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides them."
         )
     if (why := _failure()) is not None:
