@@ -9,7 +9,7 @@ import pytest
 from tokenflow_llamacpp.sampling import _seed
 from tokenflow_llamacpp.vocabulary import LlamaVocabulary
 
-from tokenflow.api import InvalidRequest, Mirostat, Sampling, Xtc
+from tokenflow.api import Grammar, InvalidRequest, Mirostat, Sampling, Xtc
 
 from .conftest import GREEDY, Played, Table
 
@@ -74,6 +74,24 @@ def test_what_leaves_one_choice_is_greedy(table: Table, sampling: dict[str, Any]
 
 def test_what_leaves_one_typical_choice_leaves_nothing_to_chance(table: Table) -> None:
     assert len({text(table, seed=seed, typical_p=1e-6) for seed in range(3)}) == 1
+
+
+@pytest.mark.parametrize("banned", ["ends", "token", "by grammar"])
+def test_typical_p_picks_the_same_beside_what_is_banned(table: Table, vocabulary: LlamaVocabulary, banned: str) -> None:
+    """What cannot be drawn has no part in what is typical: it made everything typical."""
+    (token,) = vocabulary.tokenize(" cheese")
+    regex = Grammar(kind="regex", source="[ a-zA-Z]{2,200}", param="x")
+    fields: dict[str, Any] = {
+        "ends": {"ignore_eos": True},
+        "token": {},
+        "by grammar": {"grammar": regex},
+    }[banned]
+    bias = {token: -100.0} if banned == "token" else None
+    drawn = {
+        play(table, 1, **fields, sampling=Sampling(seed=seed, typical_p=0.05, logit_bias=bias)).text
+        for seed in range(12)
+    }
+    assert len(drawn) < 6, drawn
 
 
 def test_xtc_excludes_the_top_choice(table: Table) -> None:

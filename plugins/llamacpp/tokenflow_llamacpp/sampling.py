@@ -32,6 +32,9 @@ GREEDY_BELOW = 1e-5
 Bias = tuple[int, float]
 """A token, and what is added to its logit."""
 
+_POSSIBLE = 1e-30
+"""Of the likeliest token's probability: less is none."""
+
 _ZEROS = re.compile(rb"\0+")
 
 
@@ -185,6 +188,7 @@ def _add_draw(chain: Any, sampling: Sampling, seed: int) -> None:
     if sampling.top_k:
         chain.add_top_k(sampling.top_k)
     if sampling.typical_p is not None and sampling.typical_p < 1:
+        chain.add_min_p(_POSSIBLE, 1)  # of what cannot be, it would take 0 * log(0): then it keeps just anything
         chain.add_typical(sampling.typical_p, 1)
     if sampling.top_p is not None and sampling.top_p < 1:
         chain.add_top_p(sampling.top_p, 1)
