@@ -132,6 +132,24 @@ def test_giving_up_the_slot_changes_nothing(table: Table) -> None:
     assert table.stepper.prompt_tokens == evaluated  # all of it was still there
 
 
+def test_what_another_has_evaluated_is_not_taken_off_what_was_counted(table: Table) -> None:
+    """It gave up its slot with tokens drawn and not evaluated, and finds them in the other's."""
+    certain = Grammar(kind="regex", source="Sir [a-z]{1,3}: the quick brown fox jumps over the lazy dog[.!]")
+    table.fresh()
+    ahead, played = (table.start("Say: ", 40, grammar=certain) for _ in range(2))
+    while played.seq.data is None or played.seq.data.drawn <= 2:
+        table.step(played)
+    while len(ahead.seq.data.slot.tokens) <= len(played.seq.data.slot.tokens) + played.seq.data.drawn:
+        table.step(ahead)
+    evaluated = table.stepper.prompt_tokens
+    table.held.remove(played)
+    table.stepper.release(played.seq)
+    assert table.stepper.add(played.seq)
+    table.held.append(played)
+    table.step(played)
+    assert table.stepper.prompt_tokens == evaluated
+
+
 def test_a_step_cut_short_changes_nothing(table: Table) -> None:
     straight = play(table, PERSON)
     table.fresh()

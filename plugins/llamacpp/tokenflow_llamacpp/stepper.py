@@ -234,7 +234,8 @@ class LlamaStepper:
             if index is None:
                 self.prompt_tokens += count
                 continue
-            self.prompt_tokens += count - job.drawn  # one that goes on may have to evaluate its text again
+            # One that goes on may have to evaluate its text again, or has it from another's slot.
+            self.prompt_tokens += max(0, count - job.drawn)
             try:
                 steps += [(seq, step) for step in self._draw(seq, job, index)]
             except Exception as exc:
