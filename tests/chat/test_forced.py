@@ -26,6 +26,7 @@ COUNT = {
     "required": ["n"],
     "$defs": {"town": {"type": "integer"}},
 }
+UNTYPED = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
 def tools(choice: Any, **parameters: Any) -> Tools:
@@ -61,6 +62,9 @@ async def allowed(grammars: Grammars, tools: Tools, text: str) -> bool:
         ('{"name": "count", "arguments": {"n": 12}}', True),
         ('{"name": "count", "arguments": {"n": "Oslo"}}', False),
         ('{"name": "anything", "arguments": {"a": [1]}}', True),
+        ('{"name": "untyped", "arguments": {"n": 1}}', True),
+        ('{"name": "untyped", "arguments": "n"}', False),
+        ('{"name": "told", "arguments": 1}', False),
         ('{"name": "nobody", "arguments": {}}', False),
         ('{"name": "count"}', False),
         ("I would rather not.", False),
@@ -68,7 +72,7 @@ async def allowed(grammars: Grammars, tools: Tools, text: str) -> bool:
     ],
 )
 async def test_it_is_one_call_of_a_tool_with_arguments_of_its_schema(grammars: Grammars, text: str, may: bool) -> None:
-    given = tools("required", address=ADDRESS, count=COUNT, anything=None)
+    given = tools("required", address=ADDRESS, count=COUNT, anything=None, untyped=UNTYPED, told={"description": "-"})
     assert await allowed(grammars, given, text) is may
 
 

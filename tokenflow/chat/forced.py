@@ -17,6 +17,7 @@ from tokenflow.chat.values import json_call
 from tokenflow.core.types import Grammar, Tools
 
 PARAM = "tool_choice"
+_SAYS_WHAT = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"})
 
 
 def is_forced(tools: Tools | None) -> bool:
@@ -31,7 +32,9 @@ def call_grammar(tools: Tools) -> Grammar:
 
 
 def _call(function: Mapping[str, Any], path: str) -> dict[str, Any]:
-    arguments = function.get("parameters") or {"type": "object"}
+    arguments = function.get("parameters") or {}
+    if not arguments.keys() & _SAYS_WHAT:  # it is an object all the same: many leave that out
+        arguments = {"type": "object", **arguments}
     return {
         "type": "object",
         "properties": {"name": {"const": function["name"]}, "arguments": _moved(arguments, path)},
