@@ -66,6 +66,19 @@ MASKS = [
         ['{"a": {"b": 1}}', '{"a": {}}', '{"a": 1}'],
         ['{"a": 1, "c": 2}', '{"a": {"c": 2}}'],
     ),
+    (  # also where its properties are called as keywords are
+        schema(
+            {
+                "type": "object",
+                "properties": {
+                    "properties": {"type": "object"},
+                    "default": {"properties": {"b": {}}, "type": "object"},
+                },
+            }
+        ),
+        ['{"properties": {"c": 1}, "default": {"b": 1}}', '{"properties": {}}'],
+        ['{"default": {"c": 1}}', '{"additionalProperties": false}'],
+    ),
     (  # unless it says so, or wants more than it lists
         schema(
             {"anyOf": [{"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}, {"required": ["b"]}]}

@@ -98,16 +98,21 @@ def _closed(schema: Any) -> Any:
         return [_closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    part = {
-        key: value if key in ("const", "enum", "default", "examples") else _closed(value)
-        for key, value in schema.items()
-    }
+    part = {key: _closed_under(key, value) for key, value in schema.items()}
     listed = schema.get("properties")
     if isinstance(listed, dict) and not any(word in schema for word in _OPENS):
         wanted = schema.get("required", [])
         if isinstance(wanted, list) and all(isinstance(name, str) and name in listed for name in wanted):
             part["additionalProperties"] = False
     return part
+
+
+def _closed_under(keyword: str, value: Any) -> Any:
+    if keyword in ("const", "enum", "default", "examples"):
+        return value
+    if keyword in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, dict):
+        return {name: _closed(part) for name, part in value.items()}  # names, which may be those of keywords
+    return _closed(value)
 
 
 def check(tokenizer: Any, kind: str, source: str) -> tuple[str | None, str, str]:
