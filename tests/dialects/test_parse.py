@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -284,6 +285,22 @@ def test_a_schema_that_arguments_are_held_to_is_not_nested_beyond_reason():
         with pytest.raises(InvalidRequest, match="levels deep") as caught:
             chat(tools=[TOOL, tool], tool_choice=choice)
         assert caught.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_body_full_of_tools_takes_no_longer_each(choice):
+    """Everybody else waits while a body is read."""
+
+    def seconds(count: int) -> float:
+        tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(count)]
+        body = json.dumps(
+            {"messages": [{"role": "user", "content": ""}], "tools": tools, "tool_choice": choice}
+        ).encode()
+        began = time.perf_counter()
+        openai_chat.parse(body)
+        return time.perf_counter() - began
+
+    assert min(seconds(16_000) for _ in range(3)) < 24 * min(seconds(2_000) for _ in range(3))
 
 
 def test_prompts():

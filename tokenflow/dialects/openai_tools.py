@@ -30,15 +30,17 @@ def parse_tools(fields: Fields) -> Tools | None:
     _refuse_functions(fields)
     parallel = fields.boolean("parallel_tool_calls")
     functions = tuple(_tool(item, f"tools[{i}]") for i, item in enumerate(fields.array("tools") or []))
-    names = [tool["function"]["name"] for tool in functions]
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    places: dict[str, int] = {}
+    for i, tool in enumerate(functions):
+        name = tool["function"]["name"]
+        if name in places:
             raise InvalidRequest(f"There are two tools named {shown(name)}.", param=f"tools[{i}].function.name")
+        places[name] = i
     tools = Tools(functions=functions, parallel=parallel is not False) if functions else None
-    chosen = _chosen(fields, tools, names)
+    chosen = _chosen(fields, tools, places)
     if chosen is not None and chosen.choice in ("required", "named"):  # its arguments are held to their schema
         for tool in chosen.functions:
-            i = names.index(tool["function"]["name"])
+            i = places[tool["function"]["name"]]
             check_depth(tool["function"].get("parameters"), f"tools[{i}].function.parameters")
     return chosen
 
@@ -98,8 +100,8 @@ def _check_text(value: object, path: str) -> None:
             _check_text(item, path)
 
 
-def _chosen(fields: Fields, tools: Tools | None, names: list[str]) -> Tools | None:
-    """The tools under the client's `tool_choice`."""
+def _chosen(fields: Fields, tools: Tools | None, places: Mapping[str, int]) -> Tools | None:
+    """The tools under the client's `tool_choice`. `places` are theirs, by name."""
     choice = fields.get("tool_choice")
     if choice is None:
         return tools
@@ -112,10 +114,10 @@ def _chosen(fields: Fields, tools: Tools | None, names: list[str]) -> Tools | No
         return tools and replace(tools, choice=_CHOICES[choice])
     if not isinstance(choice, dict):
         raise wrong_type("tool_choice", "a string or an object", choice)
-    return _named(as_object(choice, "tool_choice"), tools, names)
+    return _named(as_object(choice, "tool_choice"), tools, places)
 
 
-def _named(choice: Fields, tools: Tools | None, names: list[str]) -> Tools:
+def _named(choice: Fields, tools: Tools | None, places: Mapping[str, int]) -> Tools:
     kind = choice.text("type")
     if kind != "function":
         raise unsupported("tool_choice.type", f"only functions are; got {shown(kind)}.")
@@ -123,6 +125,6 @@ def _named(choice: Fields, tools: Tools | None, names: list[str]) -> Tools:
     name = None if function is None else function.text("name")
     if name is None:
         raise missing("tool_choice.function.name")
-    if tools is None or name not in names:
+    if tools is None or name not in places:
         raise InvalidRequest(f"There is no tool named {shown(name)}.", param="tool_choice.function.name")
-    return replace(tools, functions=(tools.functions[names.index(name)],), choice="named")
+    return replace(tools, functions=(tools.functions[places[name]],), choice="named")
