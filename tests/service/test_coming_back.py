@@ -198,6 +198,26 @@ async def test_a_reader_that_lingers_holds_neither_the_record_nor_the_log(autoju
         lingers.close()
 
 
+@pytest.mark.parametrize(("retention_s", "a_record_s"), [(0.0, 3.0), (60.0, 10.0)])
+async def test_whoever_reads_on_is_not_cut_off_when_its_time_is_up(
+    autojump_clock: MockClock, retention_s: float, a_record_s: float
+) -> None:
+    async with open_rig(tokens_per_s=100) as r:
+        stream, first = await r.open(max_tokens=40, attendance=replace(CONTINUE, retention_s=retention_s))
+        reader = stream.attach()
+        await read_all(first)
+        first.close()
+        taken = 0
+        while await reader.read():
+            await trio.sleep(a_record_s)
+            reader.ack(taken := taken + 1)
+        assert taken == 41
+        reader.close()
+        await trio.sleep(35)
+        with pytest.raises(StreamNotFound):
+            r.service.stream(stream.identity.id, "-")
+
+
 async def test_who_comes_back_far_behind_paces_the_engine_again(autojump_clock: MockClock) -> None:
     async with open_rig(stream={"window": 16}) as r:
         stream, reader = await r.open("hello", max_tokens=2000, attendance=CONTINUE)

@@ -66,7 +66,7 @@ class StreamSettings:
 
 
 TAIL_S = 30.0
-"""How long the usage record waits for readers of what is left, after the end."""
+"""How long the usage record waits for readers of what is left, after the end; and the log for one that reads on."""
 _WORD = {True: "it is paused", False: "it runs on"}
 
 log = logging.getLogger("tokenflow.streams")
@@ -445,18 +445,32 @@ class Stream:
             self._account.close(self._ended_as, self._ended_in, self._released_at, dropped)
 
     async def keep(self) -> None:
-        """Wait for as long as its log can still be replayed, then forget it."""
+        """Wait for as long as its log can be replayed, and then while somebody reads on; then forget it."""
         try:
             if self._log.keep:
-                assert self.attendance.retention_s is not None
-                with trio.move_on_after(self.attendance.retention_s):
-                    await self._forgotten.wait()  # earlier, where others needed the room
+                await self._retain()
             elif self._readers:
                 await self._unread.wait()
         finally:
             self._logs.forget(self._log)
             for choice in self._choices:
                 choice.let_go()
+
+    async def _retain(self) -> None:
+        """Until its time is up and nobody has read on for `TAIL_S`; or until others need the room."""
+        assert self.attendance.retention_s is not None
+        places = self._places()
+        wait_s = max(self.attendance.retention_s, TAIL_S if places else 0.0)
+        while not self._forgotten.is_set():
+            with trio.move_on_after(wait_s):
+                await self._forgotten.wait()
+            before, places = places, self._places()
+            if not [reader for reader, n in places.items() if n > before.get(reader, -1)]:
+                return
+            wait_s = TAIL_S
+
+    def _places(self) -> dict[StreamReader, int]:
+        return {reader: reader.n for reader in self._readers}
 
     def _forget_what_was_asked(self) -> None:
         """An ended stream is kept for what it said: prompts may be a hundred times that."""
