@@ -247,6 +247,24 @@ async def test_draining_is_1012() -> None:
         assert await busy.closed_with() == 1012
 
 
+async def test_who_has_lost_its_socket_comes_back_while_the_server_drains() -> None:
+    async with serving(drain_s=3, tokens_per_s=20) as server:
+        lost = await server.connect()
+        await lost.send(prompt="x", max_tokens=50, stream_options={"on_disconnect": "pause"})
+        stream = await lost.begun()
+        await lost.get()
+        server.stop.set()
+        await server.r.service.drain_begun.wait()
+        lost.reset()
+        back, newcomer = await server.connect(), await server.connect()
+        await newcomer.send(prompt="x", max_tokens=5)
+        assert (await newcomer.get())["error"]["code"] == "draining"
+        assert await newcomer.closed_with() == 1012
+        await back.send(action="attach", id="b", stream=stream, after=1)
+        assert (await back.end())["done"]
+        assert await back.closed_with() == 1012
+
+
 async def test_who_answers_no_ping_is_gone_and_who_does_stays(nursery: trio.Nursery) -> None:
     async with serving(stream={"heartbeat_s": 0.1, "stall_s": 0.3}) as server:
         dead, alive = await server.connect(), await server.connect()

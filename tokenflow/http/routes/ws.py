@@ -64,6 +64,8 @@ log = logging.getLogger("tokenflow.http")
 PATH = "/v1/ws"
 MAX_GENERATIONS = 128
 """At once on one socket."""
+COME_BACK_S = 1.0
+"""For the first frame of a socket that is opened while the server drains."""
 
 BAD_KEY, FAULT, DRAINING = 1008, 1011, 1012
 """Close codes (RFC 6455 section 7.4.1, and IANA's registry of later ones)."""
@@ -160,6 +162,7 @@ class Session:
         self._ended: deque[str] = deque(maxlen=4 * MAX_GENERATIONS)  # names that a frame on its way may still say
         self._live: set[Generation] = set()
         self._quiet = trio.Event()
+        self._followed = trio.Event()  # a frame, the first
 
     async def run(self, client: Websocket) -> None:
         """Serve until the client leaves (which cancels this) or the server drains."""
@@ -170,6 +173,7 @@ class Session:
                 with suppress(ClientDisconnected):
                     while True:
                         await self._take(await client.receive())
+                        self._followed.set()
                 self._nursery.cancel_scope.cancel()
         finally:
             del self._nursery  # which has what ended it, whose frames have this
@@ -180,6 +184,9 @@ class Session:
             generation.reader.close()
 
     async def _leave_on_drain(self) -> None:
+        if self._service.drain_begun.is_set():  # who comes now may have lost another socket, and come back to a stream
+            with trio.move_on_after(COME_BACK_S):
+                await self._followed.wait()
         await self._service.drain_begun.wait()
         while self._live:
             self._quiet = trio.Event()
