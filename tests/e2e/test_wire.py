@@ -466,7 +466,11 @@ async def test_options_tells_the_methods_and_starts_nothing(port: int) -> None:
 
 
 async def test_keys(serve: Serve) -> None:
-    keys = f'[[auth.keys]]\nname = "me"\nsha256 = "{sha256(b"sk-right").hexdigest()}"\n'
+    words = "schlüssel".encode()
+    keys = "".join(
+        f'[[auth.keys]]\nname = "{name}"\nsha256 = "{sha256(key).hexdigest()}"\n'
+        for name, key in (("me", b"sk-right"), ("you", words))
+    )
     with serve(keys + MODEL) as server:
         port = server.port
         for method, target in [("POST", CHAT), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/nowhere")]:
@@ -479,7 +483,7 @@ async def test_keys(serve: Serve) -> None:
         assert unnamed.error["message"].startswith("The Authorization header has no `Bearer` before a key")
         for probe in ("/health", "/health/live", "/health/ready"):
             assert (await ask(port, "GET", probe)).json == {"status": "ok"}
-        for right in ("Bearer sk-right", "bearer sk-right"):
+        for right in ("Bearer sk-right", "bearer sk-right", "Bearer " + words.decode("latin-1")):
             assert (await asked_with(port, "GET", "/v1/models", right)).status == 200
         # Refused before anything of the body is looked at.
         assert_unauthorized(await post(port, CHAT, b"nonsense"), "missing_api_key")

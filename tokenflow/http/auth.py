@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from hashlib import sha256
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from quart import Request, g
 from quart.wrappers import Websocket
@@ -32,7 +32,7 @@ def authenticate(request: Request, auth: AuthConfig) -> None:
     if scheme.lower() != "bearer" or not key:
         what = "The Authorization header has no `Bearer` before a key" if given else "No API key given"
         raise Unauthorized(f"{what}; send `Authorization: Bearer <key>`.", code="missing_api_key")
-    g.key = _name(key, auth)
+    g.key = _name(_sent(key), auth)
 
 
 def websocket_key(websocket: Websocket, auth: AuthConfig) -> str:
@@ -41,18 +41,23 @@ def websocket_key(websocket: Websocket, auth: AuthConfig) -> str:
         return NOBODY
     scheme, _, key = websocket.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key:
-        return _name(key, auth)
+        return _name(_sent(key), auth)
     for offered in websocket.requested_subprotocols:
         if offered.startswith(KEY_PROTOCOL):
-            return _name(unquote(offered.removeprefix(KEY_PROTOCOL)), auth)
+            return _name(unquote_to_bytes(offered.removeprefix(KEY_PROTOCOL)), auth)
     raise Unauthorized(
         f"No API key given; send `Authorization: Bearer <key>`, or offer the subprotocol `{KEY_PROTOCOL}<key>`.",
         code="missing_api_key",
     )
 
 
-def _name(key: str, auth: AuthConfig) -> str:
-    digest = sha256(key.strip().encode("utf-8", "surrogateescape")).hexdigest()
+def _sent(header: str) -> bytes:
+    """A header's value as the client sent it: the framework takes each byte for a character."""
+    return header.encode("latin-1")
+
+
+def _name(key: bytes, auth: AuthConfig) -> str:
+    digest = sha256(key.strip()).hexdigest()
     names = [known.name for known in auth.keys if hmac.compare_digest(known.sha256.lower(), digest)]
     if not names:
         raise Unauthorized("Incorrect API key provided.")
