@@ -326,6 +326,7 @@ async def test_to_cancel_what_has_ended_is_no_error(port: int) -> None:
         ("*/*", "application/json"),
         ("TEXT/EVENT-STREAM", "text/event-stream; charset=utf-8"),
         ("application/json, text/event-stream", "text/event-stream; charset=utf-8"),
+        ("text/event-stream; charset=utf-8", "text/event-stream; charset=utf-8"),
         ("text/event-stream;q=0, application/json", "application/json"),
     ],
 )

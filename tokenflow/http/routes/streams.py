@@ -30,7 +30,10 @@ def register(app: QuartTrio, service: Service) -> None:
     @app.get("/v1/streams/<id>")
     async def look(id: str) -> Response:
         stream = service.stream(id, g.key)
-        accepts_events = any(kind.lower() == "text/event-stream" and q > 0 for kind, q in request.accept_mimetypes)
+        accepts_events = any(
+            kind.partition(";")[0].strip().lower() == "text/event-stream" and q > 0
+            for kind, q in request.accept_mimetypes
+        )
         reads = accepts_events or "Last-Event-ID" in request.headers
         if request.method == "HEAD" or not reads:
             return answer(state_object(stream.state))
