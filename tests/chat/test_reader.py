@@ -320,9 +320,9 @@ def test_a_name_beyond_reason_is_cut() -> None:
 # --- log-probabilities ------------------------------------------------------------------------------------------------
 
 
-def scored(tokens: list[bytes], texts: list[str]) -> tuple[str, str]:
+def scored(tokens: list[bytes], texts: list[str], name: str = "hermes", **options: Any) -> tuple[str, str]:
     """Content, and what its entries say, for tokens that come with these texts."""
-    reading, message = reader("hermes"), Message()
+    reading, message = reader(name, **options), Message()
     for token, text in zip(tokens, texts, strict=True):
         entries = (TokenLogprob(token.decode(errors="replace"), -1.0, token),) if token else ()
         if (delta := reading.take(Delta(text, 1, entries))) is not None:
@@ -330,7 +330,7 @@ def scored(tokens: list[bytes], texts: list[str]) -> tuple[str, str]:
     tail, _ = reading.finish("stop")
     if tail is not None:
         message.add(tail)
-    return message.text, b"".join(entry.bytes for entry in message.logprobs).decode()
+    return message.text, b"".join(entry.bytes for entry in message.logprobs).decode(errors="replace")
 
 
 @pytest.mark.parametrize(
@@ -341,6 +341,10 @@ def scored(tokens: list[bytes], texts: list[str]) -> tuple[str, str]:
         (["Hi", " <tool", "_call>", "\n{", '"name": "now"', "}", "\n", "</tool_call>", "\n", "Bye"], "Hi <tool\nBye"),
         (["I say <tool_call", "> to", " you"], "I say <tool_call> to you"),
         (["A", "\n", "<tool_call>", '{"name": "now"}', "</tool_call>"], "A"),
+        (["A", "\n", "<tool_call>", '{"name": "now"}', "</tool_call>", "B", "\n"], "A\nB"),
+        (["if (x) {", "\n", "}\n", "done"], "if (x) {\n}\ndone"),
+        (["x", "\n", " <", " y"], "x\n < y"),
+        (["x\n", "\n", "\n<", "tool_call", "> y", "\n"], "x\n\n\n<tool_call> y\n"),
     ],
 )
 def test_entries_are_those_of_tokens_that_are_content_at_least_in_part(tokens: list[str], scored_tokens: str) -> None:
@@ -351,6 +355,48 @@ def test_entries_of_text_that_comes_later_than_its_tokens() -> None:
     """Half a character, a stop string that was none, a control token without text."""
     text, entries = scored([b"\xc3", b"\xa9", b"a", b"b", b"<|x|>", b"c"], ["", "é", "", "ab", "", "c"])
     assert (text, entries) == ("éabc", "éab<|x|>c")
+
+
+def test_a_token_whose_text_comes_in_parts_has_its_entry_with_the_first() -> None:
+    """What may begin a stop string is held; the mark before it is nobody's."""
+    tokens = [b"<think>", b"x", b"</think>", b"He", b"llo"]
+    assert scored(tokens, ["<think>", "x", "</think>", "H", "ello"]) == ("Hello", "Hello")
+    assert scored(tokens[:4], ["<think>", "x", "</think>", "H"]) == ("H", "He")
+
+
+def test_a_token_that_begins_a_character_of_content_is_told_and_one_that_ends_none() -> None:
+    tokens = [b"<think>", b"x", b"</think>", b"\n\xc3", b"\xa9", b"\xc3"]
+    assert scored(tokens, ["<think>", "x", "</think>", "\n", "é", "\ufffd"]) == ("é\ufffd", "\né\ufffd")
+    assert scored([b"\xc3", b"<|x|>", b"\xa9a"], ["", "", "éa"]) == ("éa", "\ufffd<|x|>\ufffda")
+
+
+def test_what_stands_between_the_messages_of_harmony_is_not_scored() -> None:
+    tokens = ["<|channel|>", "commentary", "<|message|>", "A", "<|end|>", "<|start|>", "assistant", "<|channel|>"]
+    tokens += ["final", "<|message|>", "B", "\n", "C"]
+    assert scored([token.encode() for token in tokens], tokens, "harmony") == ("A\n\nB\nC", "AB\nC")
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.sampled_from(["a", "\n", "\n\n", " <", "b\n", "\n<tool", "_call>", "<", "é"]), max_size=12))
+def test_entries_spell_a_content_that_no_call_interrupts(tokens: list[str]) -> None:
+    text = "".join(tokens)
+    assert scored([token.encode() for token in tokens], tokens, think=False) == (text, text)
+
+
+def test_entries_that_wait_take_no_more_time_for_that() -> None:
+    def seconds(begins: str, goes_on: str, tokens: int) -> float:
+        reading = reader("hermes")
+        for char in begins:
+            reading.take(Delta(char, 1, (TokenLogprob(char, -1.0, char.encode()),)))
+        entry = TokenLogprob(goes_on, -1.0, goes_on.encode())
+        began = time.process_time()
+        for _ in range(tokens):
+            reading.take(Delta(goes_on, 1, (entry,)))
+        return time.process_time() - began
+
+    for begins, goes_on in (("a", "\n"), ("<tool_call>", '{"a'), ("a" + "\n" * 500 + HERMES[:45], "a")):
+        few = min(seconds(begins, goes_on, 500) for _ in range(3))
+        assert seconds(begins, goes_on, 10_000) < 20 * few * 5, begins
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,28 @@ from tokenflow.core.types import CallPiece, Delta, MessageDelta, TokenLogprob, T
 
 MAX_NAME_CHARS = 256
 
+Span = tuple[int, int]
+"""Where a piece of a message stands in what the model wrote: its start and its end."""
+
 
 class Channel:
-    """One text of a message."""
+    """One text of a message.
 
-    __slots__ = ("_held", "_new", "chars", "fresh", "holds")
+    Args:
+        where: the place up to which the model's text is read, which is where an added piece ends.
+    """
 
-    def __init__(self, *, fresh: bool, holds: bool) -> None:
+    __slots__ = ("_held", "_held_end", "_new", "_where", "chars", "end", "fresh", "holds", "spans")
+
+    def __init__(self, where: Callable[[], int], *, fresh: bool, holds: bool) -> None:
+        self._where = where
         self._new = ""
         self._held = ""
+        self._held_end = 0
+        self.end = 0
+        """Where what has been said ends."""
+        self.spans: list[Span] | None = None
+        """Where all stands that has been said and not been asked for; None: nobody asks."""
         self.chars = 0
         """Characters said so far."""
         self.fresh = fresh
@@ -30,37 +43,47 @@ class Channel:
         """Newlines are held until more follows."""
 
     def add(self, text: str) -> None:
+        end = self._where()
         if self.fresh:
             said = text.lstrip("\n")
             if self.chars and not self._held and len(said) < len(text):
-                self._held = "\n"  # what was said before and what follows must not run together
+                self._hold("\n", end - len(said))  # what was said before and what follows must not run together
             if not said:
                 return
             self.fresh, text = False, said
-        if self._held:
-            text, self._held = self._held + text, ""
-        if self.holds:
-            said = text.rstrip("\n")
-            self._held = text[len(said) :]
-            text = said
-        if text:
-            self._say(text)
+        said = text.rstrip("\n") if self.holds else text
+        if said:
+            self.release()
+            self._say(said, end - len(text) + len(said))
+        if len(said) < len(text):
+            self._hold(self._held + text[len(said) :], end)
 
-    def _say(self, text: str) -> None:
+    def _hold(self, text: str, end: int) -> None:
+        self._held, self._held_end = text, end
+
+    def _say(self, text: str, end: int) -> None:
         self.chars += len(text)
         self._new += text
+        self.end = end
+        if self.spans is not None:
+            self.spans.append((end - len(text), end))
 
     def pause(self) -> None:
         """Another message begins in the same text."""
         if self.chars:
-            self._held = "\n\n"
+            self._hold("\n\n", 0)  # the model did not write them
         self.fresh = True
 
     def release(self) -> None:
-        """Nothing follows what is held, and it is text."""
+        """What is held is text."""
         if self._held:
-            self._say(self._held)
+            self._say(self._held, self._held_end)
             self._held = ""
+
+    @property
+    def held(self) -> Span:
+        """Where what is held stands."""
+        return self._held_end - len(self._held), self._held_end
 
     def take(self) -> str:
         text, self._new = self._new, ""
@@ -74,10 +97,15 @@ class MessageBuilder:
         tools: what may be called; None: nothing.
         call_id: the id of the call with that number.
         on_begin: told when a call has begun, from where there is no way back.
+        where: the place up to which the model's text is read.
     """
 
     def __init__(
-        self, tools: Tools | None, call_id: Callable[[int], str], on_begin: Callable[[], None] = lambda: None
+        self,
+        tools: Tools | None,
+        call_id: Callable[[int], str],
+        on_begin: Callable[[], None] = lambda: None,
+        where: Callable[[], int] = lambda: 0,
     ) -> None:
         self._tools = tools
         self._schemas: dict[str, Any] = {}
@@ -86,10 +114,11 @@ class MessageBuilder:
             self._schemas[function["name"]] = function.get("parameters")
         self._call_id = call_id
         self._on_begin = on_begin
-        self._content = Channel(fresh=False, holds=tools is not None)
-        self._reasoning = Channel(fresh=True, holds=True)
+        self._where = where
+        self._content = Channel(where, fresh=False, holds=tools is not None)
+        self._reasoning = Channel(where, fresh=True, holds=True)
         self._calls: list[CallPiece] = []
-        self._call_chars = 0
+        self._calls_end = 0
         self._muted = False
         self.begun = 0
         """Calls so far."""
@@ -133,7 +162,7 @@ class MessageBuilder:
         self._on_begin()
         self._content.fresh = True
         self.open = True
-        self._call_chars += 1
+        self._calls_end = self._where()
         index, self.begun = self.begun, self.begun + 1
         self._muted = index > 0 and self._tools is not None and not self._tools.parallel
         if not self._muted:
@@ -141,7 +170,7 @@ class MessageBuilder:
 
     def arguments(self, text: str) -> None:
         """More of the open call's arguments: JSON."""
-        self._call_chars += len(text)
+        self._calls_end = self._where()
         if self._muted or not text:
             return
         index = self.begun - 1
@@ -162,15 +191,24 @@ class MessageBuilder:
         if not self.begun:
             self._content.release()
 
-    @property
-    def content_chars(self) -> int:
-        """Characters of content so far."""
-        return self._content.chars
+    def follow(self) -> None:
+        """From now on it will be asked where its content stands."""
+        self._content.spans = []
+
+    def content_spans(self) -> list[Span]:
+        """Where the content stands that has been said since this was last asked."""
+        spans, self._content.spans = self._content.spans, []
+        return spans or []
 
     @property
-    def other_chars(self) -> int:
-        """Characters of everything else so far."""
-        return self._reasoning.chars + self._call_chars
+    def held(self) -> Span:
+        """Where content stands that is held."""
+        return self._content.held
+
+    @property
+    def settled(self) -> int:
+        """Up to where it is known what the text is, but for what is held."""
+        return max(self._content.end, self._reasoning.end, self._calls_end)
 
     def take(self, tokens: int, logprobs: tuple[TokenLogprob, ...] = ()) -> Delta | None:
         """What was found since it was last asked; None: nothing."""

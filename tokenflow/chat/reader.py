@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Iterator
 from hashlib import blake2b
 
 from tokenflow.chat.calls import CallFormat
 from tokenflow.chat.harmony import harmony
-from tokenflow.chat.message import MessageBuilder
+from tokenflow.chat.message import MessageBuilder, Span
 from tokenflow.chat.reasoning import Think
 from tokenflow.chat.source import Read, Source
 from tokenflow.core.types import Delta, FinishReason, TokenLogprob, Tools
@@ -45,7 +44,7 @@ class MessageReader:
     ) -> None:
         self._source = source = Source()
         chars = calls.id_chars if calls is not None else None
-        self._message = message = MessageBuilder(tools, lambda i: call_id(seed, i, chars), source.forget)
+        self._message = message = MessageBuilder(tools, lambda i: call_id(seed, i, chars), source.forget, source.read)
         self._reading: Read[None] | None
         if is_harmony:
             self._reading = harmony(source, message, continued)
@@ -60,26 +59,25 @@ class MessageReader:
             if not delta.logprobs:
                 self._push(delta.text)
                 return self._message.take(delta.tokens)
-            self._scores = Scores()
-        logprobs: list[TokenLogprob] = []
-        for text, entry in self._scores.split(delta.text, delta.logprobs):
-            content, other = self._message.content_chars, self._message.other_chars
-            self._push(text)
-            said = self._message.content_chars - content
-            logprobs += self._scores.told(text, entry, said, other=self._message.other_chars > other)
-        return self._message.take(delta.tokens, tuple(logprobs))
+            self._scores = Scores(self._source.pushed())
+            self._message.follow()
+        self._scores.place(delta.text, delta.logprobs)
+        self._push(delta.text)
+        return self._message.take(delta.tokens, self._told())
+
+    def _told(self) -> tuple[TokenLogprob, ...]:
+        if self._scores is None:
+            return ()
+        return self._scores.told(self._message.content_spans(), self._message.held, self._message.settled)
 
     def finish(self, reason: FinishReason) -> tuple[Delta | None, FinishReason]:
         """The sequence has ended: what was held, and why it ended as a client sees it."""
-        content = self._message.content_chars
         self._source.end(cut=reason != "stop")
         self._go_on()
         self._message.finish()
-        said = self._message.content_chars - content
-        logprobs = [] if self._scores is None else self._scores.told("", None, said, other=False)
         if reason == "stop" and self._message.begun and not self._message.open:
             reason = "tool_calls"
-        return self._message.take(0, tuple(logprobs)), reason
+        return self._message.take(0, self._told()), reason
 
     def _push(self, text: str) -> None:
         self._source.push(text)
@@ -114,54 +112,72 @@ class Scores:
     """Log-probabilities beside a text of which a reader lets only some out: those of the content's own tokens.
 
     An entry is a token's, and text may come later than its token (while it could be a stop string's) and be told later
-    still (while it could be markup). So entries wait here twice: for their text, and until it is known whether it was
-    content.
+    still (while it could be markup). So entries wait here twice: for their text, which says where they stand, and until
+    it is known whether what stands there is content.
+
+    Args:
+        at: how many characters have come before the first token that has an entry.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at: int) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._coming: deque[tuple[str, TokenLogprob]] = deque()
-        self._untold: list[tuple[int, TokenLogprob]] = []
+        self._at = at
+        self._coming: deque[tuple[str, int, TokenLogprob | None]] = deque()
+        self._placed: list[tuple[Span, TokenLogprob]] = []
+        self._held: list[TokenLogprob] = []
+        self._settled = 0
 
-    def split(self, text: str, entries: tuple[TokenLogprob, ...]) -> Iterator[tuple[str, TokenLogprob | None]]:
-        """The text in pieces, each with the entry of the token that it ends."""
-        self._coming += [(self._decoder.decode(entry.bytes), entry) for entry in entries]
+    def place(self, text: str, entries: tuple[TokenLogprob, ...]) -> None:
+        """Text that has come, and the entries of tokens whose text comes with it or later."""
+        for entry in entries:
+            token = self._decoder.decode(entry.bytes)
+            self._coming.append((token, bool(self._decoder.getstate()[0]), entry))
         at = 0
         while self._coming and at < len(text):
-            token, entry = self._coming[0]
-            if text.startswith(token, at):
-                self._coming.popleft()
-                yield token, entry
-            elif token.startswith(text[at:]):
-                self._coming[0] = token[len(text) - at :], entry
-                yield text[at:], None
-                return
-            else:  # a token without a text: a control token that is not shown
-                self._coming.popleft()
-                yield "", entry
-                continue
+            token, begun, scored = self._coming.popleft()  # `begun`: a character that it begins is its own too
+            if not text.startswith(token, at) and not token.startswith(text[at:]):
+                token = ""  # a control token that is not shown
+            start = self._at + at
+            if scored is not None:
+                self._placed.append(((start, start + len(token) + begun), scored))
+            if token[len(text) - at :]:
+                self._coming.appendleft((token[len(text) - at :], 0, None))
             at += len(token)
-        if at < len(text):
-            yield text[at:], None
+        if at < len(text) and self._placed:  # a character that something came between
+            (start, _), scored = self._placed[-1]
+            self._placed[-1] = (start, self._at + len(text)), scored
+        self._at += len(text)
 
-    def told(self, text: str, entry: TokenLogprob | None, said: int, *, other: bool) -> list[TokenLogprob]:
-        """Entries of the content that has just been told.
+    def told(self, said: list[Span], held: Span, settled: int) -> tuple[TokenLogprob, ...]:
+        """Entries of content that has just been told: of the tokens that lie in it at least in part.
 
         Args:
-            text: what was read.
-            entry: of the token that ended with it.
-            said: how many characters of content that gave; they end where it ends, or with what was held.
-            other: it gave something else.
+            said: where that content stands.
+            held: where content stands that is told with the next, if any is.
+            settled: up to where it is known what the text is.
         """
-        if entry is not None:
-            self._untold.append((len(text), entry))
-        if not said and not other:
-            return []
+        if not said and settled == self._settled:
+            return ()
+        self._settled = settled
         told: list[TokenLogprob] = []
-        for size, held in reversed(self._untold):
-            if said <= 0 and size:  # one without a size is half of a character, or not shown: it goes with the next
-                break
-            told.append(held)
-            said -= size
-        self._untold.clear()
-        return told[::-1]
+        if said:
+            told, self._held = self._held, []
+        run: list[tuple[Span, TokenLogprob]] = []
+        placed, self._placed = self._placed, []
+        for span, entry in placed:
+            run.append((span, entry))
+            if span[0] == span[1]:  # not shown: it goes with the next
+                continue
+            if any(_meet(span, other) for other in said):
+                told += [entry for _, entry in run]
+            elif span[1] > settled:
+                self._placed += run
+            elif _meet(span, held):
+                self._held += [entry for _, entry in run]
+            run = []
+        self._placed += run
+        return tuple(told)
+
+
+def _meet(one: Span, other: Span) -> bool:
+    return one[0] < other[1] and other[0] < one[1]

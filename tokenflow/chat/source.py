@@ -42,7 +42,7 @@ class Marks:
 class Source:
     """What has come and is not read yet."""
 
-    __slots__ = ("_kept", "at", "cut", "ended", "text")
+    __slots__ = ("_before", "_kept", "at", "cut", "ended", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -53,6 +53,7 @@ class Source:
         self.cut = False
         """Nor is this the end that the model meant: it was stopped."""
         self._kept: list[str] | None = None  # read, but not for good
+        self._before = 0  # characters before `text`
 
     # --- the driver's side ---
 
@@ -64,10 +65,21 @@ class Source:
         if self.at:
             if self._kept is not None:
                 self._kept.append(self.text[: self.at])
+            self._before += self.at
             self.text, self.at = self.text[self.at :], 0
 
     def end(self, *, cut: bool) -> None:
         self.ended, self.cut = True, cut
+
+    # --- places in all that has come ---
+
+    def pushed(self) -> int:
+        """How many characters have come."""
+        return self._before + len(self.text)
+
+    def read(self) -> int:
+        """How many of them are read."""
+        return self._before + self.at
 
     # --- coming back ---
 
@@ -80,7 +92,9 @@ class Source:
     def back(self) -> None:
         """To the place that was kept, if it still is."""
         if self._kept is not None:
-            self.text, self.at = "".join([*self._kept, self.text]), 0
+            kept = "".join(self._kept)
+            self.text, self.at = kept + self.text, 0
+            self._before -= len(kept)
             self._kept = None
 
     def forget(self) -> None:
