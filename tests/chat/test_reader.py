@@ -88,6 +88,7 @@ GLM = (
 )
 V3 = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{CALL}\n```<｜tool▁call▁end｜>"
 V31 = "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+HARMONY = f" to=functions.weather<|channel|>commentary json<|message|>{CALL}"
 
 CASES: list[tuple[str, str, Said]] = [
     # format, what the model wrote, what it said
@@ -170,7 +171,24 @@ CASES: list[tuple[str, str, Said]] = [
         f"to=functions.weather <|constrain|>json<|message|>{CALL}<|call|>",
         Said("I look.", "Hm.\n\nSo.", ONE, CALLED),
     ),
-    ("harmony", f" to=functions.weather<|channel|>commentary json<|message|>{CALL}", Said("", "", ONE, CALLED)),
+    ("harmony", HARMONY, Said("", "", ONE, CALLED)),
+    *[
+        (
+            "harmony",
+            f"<|channel|>commentary to=functions.now<|message|>{body}<|end|><|start|>assistant<|message|>B",
+            Said("B", "", [("now", arguments)], CALLED),
+        )
+        for body, arguments in {
+            "import x\nprint(1)": "import x\nprint(1)",
+            "n = 1": "n = 1",
+            '"a" + b': '"a" + b',
+            "[1, 2] ": "[1, 2] ",
+            '{"a": "<|end|>"}': '{"a": "<|end|>"}',
+            '"{}"': "{}",
+            "null": "{}",
+            "": "{}",
+        }.items()
+    ],
 ]
 
 
@@ -198,7 +216,7 @@ def test_a_call_that_is_cut_is_length_with_its_partial_arguments(name: str, text
 
 
 def test_arguments_come_as_they_are_made() -> None:
-    for name, text in {"hermes": HERMES, "qwen_xml": QWEN, "glm": GLM, "harmony": CASES[-1][1]}.items():
+    for name, text in {"hermes": HERMES, "qwen_xml": QWEN, "glm": GLM, "harmony": HARMONY}.items():
         reading = reader(name)
         deltas = [reading.take(Delta(char)) for char in text]
         assert sum(delta is not None and bool(delta.calls) for delta in deltas) > 15, name

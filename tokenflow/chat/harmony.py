@@ -15,7 +15,7 @@ import re
 
 from tokenflow.chat.message import MessageBuilder
 from tokenflow.chat.source import Marks, Read, Source, gathered, nothing
-from tokenflow.chat.values import json_arguments
+from tokenflow.chat.values import arguments_of, json_arguments
 
 SIGN = "<|channel|>"
 MARKS = frozenset({"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"})
@@ -50,12 +50,26 @@ def _message(source: Source, message: MessageBuilder, head: str) -> Read[str | N
     recipient, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
     if recipient is not None and message.has_tools:
         message.call(recipient[1].removeprefix("functions."))
-        yield from source.skip()
-        if (yield from json_arguments(source, message.arguments)):
-            message.call_ends()
-        return (yield from source.until(_BODY_ENDS, nothing))
+        return (yield from _arguments(source, message))
     if channel is not None and channel[1] == "analysis":
         message.reasoning_begins()
         return (yield from source.until(_BODY_ENDS, message.reasoning))
     message.content_begins()
     return (yield from source.until(_BODY_ENDS, message.content))
+
+
+def _arguments(source: Source, message: MessageBuilder) -> Read[str | None]:
+    """A body that is the open call's arguments: an object, which may have marks within its strings, or any text."""
+    yield from source.skip()
+    first = yield from source.peek()
+    if first == "{":
+        if (yield from json_arguments(source, message.arguments)):
+            message.call_ends()
+        return (yield from source.until(_BODY_ENDS, nothing))
+    mark, text = yield from gathered(lambda sink: source.until(_BODY_ENDS, sink, within=True))
+    if mark is not None or not source.cut:
+        message.arguments(arguments_of(text))
+        message.call_ends()
+    elif first not in ('"', "n"):  # of these nobody can tell what they would have become
+        message.arguments(text)
+    return mark

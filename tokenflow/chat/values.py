@@ -158,6 +158,17 @@ def json_arguments(source: Source, sink: Sink) -> Read[bool]:
     return (yield from json_value(source, sink))
 
 
+def arguments_of(text: str) -> str:
+    """The arguments that a whole text is: itself, the text of a JSON string, `{}` for none."""
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return text or "{}"
+    if isinstance(value, str):
+        return value or "{}"
+    return "{}" if value is None else text
+
+
 # --- text between tags ------------------------------------------------------------------------------------------------
 
 
