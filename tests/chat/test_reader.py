@@ -115,6 +115,16 @@ CASES: list[tuple[str, str, Said]] = [
         f'\n{{"type": "function", "name": "weather", "parameters": {CALL}}}; {{"name": "now", "parameters": {{}}}}',
         Said("", "", TWO, CALLED),
     ),
+    (
+        "llama3",
+        f'{{"name": "weather", "parameters": {CALL}}} {{"note": 1}} and so on',
+        Said('{"note": 1} and so on', "", ONE, CALLED),
+    ),
+    (
+        "llama3",
+        '<|python_tag|>{"name": "now", "parameters": {}}; {"note": [1]}\n',
+        Said('{"note": [1]}', "", [("now", "{}")], CALLED),
+    ),
     ("llama3", '{"name": "Ann", "age": 3}', Said('{"name": "Ann", "age": 3}')),
     ("llama3", '{"a": {"name": "weather"}}', Said('{"a": {"name": "weather"}}')),
     ("llama3", f'Hm.<|python_tag|>{{"name": "weather", "parameters": {CALL}}}', Said("Hm.", "", ONE, CALLED)),
@@ -136,6 +146,7 @@ CASES: list[tuple[str, str, Said]] = [
         Said("", "", [("now", '{"a": "Aé\\\\q", "b": ""}')], CALLED),
     ),
     ("pythonic", "[weather](http://x) is a link", Said("[weather](http://x) is a link")),
+    ("pythonic", "[now(), nobody(x=1)] or so", Said("nobody(x=1)] or so", "", [("now", "{}")], CALLED)),
     ("pythonic", "[nobody(1)]", Said("[nobody(1)]")),
     (
         "mistral",

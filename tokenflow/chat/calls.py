@@ -78,14 +78,28 @@ def _llama_tagged(source: Source, message: MessageBuilder) -> Read[None]:
 
 
 def _llama_calls(source: Source, message: MessageBuilder, *, known: bool) -> Read[None]:
-    """Calls in a row; what follows the last one is content."""
-    begun = -1
-    while message.begun > begun and (yield from source.sees("{")):
+    """Calls in a row; what follows the last one is content. Nothing is read for good if there is none."""
+    first = message.begun
+    while (yield from source.sees("{")):
         begun = message.begun
-        if not (yield from json_call(source, message, known=known)):
+        whole = yield from json_call(source, message, known=known)
+        if message.begun == begun:
+            if begun == first:
+                return
+            _back(source)
+            break
+        if not whole:
             return
         yield from source.skip(" \t\r\n;,")
+        source.keep()
+    source.forget()
     yield from source.rest(message.content)
+
+
+def _back(source: Source) -> None:
+    """What follows a call is none, and so text; unless it was stopped there, like what `attempt` reads."""
+    if not (source.cut and source.exhausted):
+        source.back()
 
 
 # --- Llama 3.2 and 4: [name(a=1, b="x"), …] ---------------------------------------------------------------------------
@@ -100,8 +114,13 @@ def pythonic(source: Source, message: MessageBuilder) -> Read[None]:
         while message.begun > begun:
             begun = message.begun
             yield from source.skip()
+            if begun:
+                source.keep()
             name = yield from python_name(source)
             if not (message.knows(name) and (yield from source.take("("))):
+                if begun:
+                    _back(source)
+                    source.forget()
                 break
             message.call(name)
             if not (yield from python_arguments(source, message)):
