@@ -32,7 +32,11 @@ TOOLS = Tools(
                     "either": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
                     "size": {"enum": [1, 2]},
                     "share": {"type": "number"},
+                    "code": {"$ref": "#/$defs/a~1b/anyOf/0"},
+                    "whole": {"allOf": [{"description": "Any."}, {"$ref": "#/$defs/text"}]},
+                    "fixed": {"const": "12"},
                 },
+                "$defs": {"text": {"type": "string"}, "a/b": {"anyOf": [{"enum": ["1", "2"]}]}},
             },
             "now": {"type": "object", "properties": {}},
         }.items()
@@ -292,6 +296,7 @@ def test_values_take_the_type_that_their_schema_asks_for() -> None:
     assert value("n", "12") == 12 and value("n", "null") is None and value("n", "a lot") == "a lot"
     assert value("either", "12") == 12 and value("either", "[1") == "[1" and value("either", "[1]") == "[1]"
     assert value("size", "2") == 2
+    assert value("code", "1") == "1" and value("whole", "12") == "12" and value("fixed", "12") == "12"
     assert value("share", "1") == 1 and value("share", "0.5") == 0.5
     assert value("days", "(1, 2)") == [1, 2] and value("days", "NaN") == "NaN"
     assert value("unheard of", "true") is True and value("unheard of", "True") is True
@@ -318,6 +323,15 @@ def test_literals_both_ways(value: Any) -> None:
 def test_what_a_schema_does_not_say() -> None:
     for schema in (None, 7, {}, {"type": 7}, {"$ref": "#/x"}, {"enum": []}):
         assert kinds(schema) == frozenset()
+
+
+def test_what_a_schema_refers_to() -> None:
+    root = {"in": {"$ref": "#/circle"}, "circle": {"anyOf": [{"$ref": "#/in"}, {"$ref": "#"}]}, "list": [{"const": 1}]}
+    for reference in ("#/in", "#/none", "#/list/1", "#/list/x", "#/list/-1", "elsewhere", "#"):
+        assert kinds({"$ref": reference}, root) == frozenset()
+    assert kinds({"$ref": "#/list/0"}, root) == {"integer"}
+    long = {str(i): {"$ref": f"#/{i + 1}"} for i in range(5000)}
+    assert kinds({"$ref": "#/0"}, long) == frozenset()
 
 
 # --- ids, parallel calls ----------------------------------------------------------------------------------------------

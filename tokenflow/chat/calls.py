@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from tokenflow.chat.message import MessageBuilder
 from tokenflow.chat.source import Marks, Read, Source, gathered, nothing
-from tokenflow.chat.values import dumps, json_arguments, json_call, python_arguments, python_name, tagged_value
+from tokenflow.chat.values import (
+    dumps,
+    json_arguments,
+    json_call,
+    parameter_kinds,
+    python_arguments,
+    python_name,
+    tagged_value,
+)
 
 Reader = Callable[[Source, MessageBuilder], Read[None]]
 
@@ -252,10 +260,11 @@ def _qwen_call(source: Source, message: MessageBuilder) -> Read[None]:
         mark, key = yield from gathered(lambda sink: source.until(_TAG_END, sink))
         if mark is None:
             return
-        message.arguments(f"{opening}{dumps(key.strip())}: ")
+        key = key.strip()
+        message.arguments(f"{opening}{dumps(key)}: ")
         opening = ", "
         yield from source.take("\n")
-        if not (yield from tagged_value(source, _PARAMETER_END, schema.get(key.strip()), message.arguments)):
+        if not (yield from tagged_value(source, _PARAMETER_END, parameter_kinds(schema, key), message.arguments)):
             return
     if mark is not None:
         message.arguments("}" if opening != "{" else "{}")
@@ -294,7 +303,7 @@ def _glm_call(source: Source, message: MessageBuilder) -> Read[None]:
         key = key.strip()
         message.arguments(f"{opening}{dumps(key)}: ")
         opening = ", "
-        if not (yield from tagged_value(source, _VALUE_END, schema.get(key), message.arguments)):
+        if not (yield from tagged_value(source, _VALUE_END, parameter_kinds(schema, key), message.arguments)):
             return
         mark = yield from source.until(_NEXT_KEY, nothing)
     if mark is not None:

@@ -6,7 +6,7 @@ left out; within a text they stay. So a newline is held until it is clear what f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tokenflow.core.types import CallPiece, Delta, MessageDelta, TokenLogprob, Tools
@@ -151,11 +151,9 @@ class MessageBuilder:
         """There is such a tool."""
         return name in self._schemas
 
-    def schema(self, name: str) -> Mapping[str, Any]:
-        """What a tool says of its parameters, by their names."""
-        schema = self._schemas.get(name)
-        properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        return properties if isinstance(properties, Mapping) else {}
+    def schema(self, name: str) -> object:
+        """What a tool says of its parameters."""
+        return self._schemas.get(name)
 
     def call(self, name: str) -> None:
         """A call begins. A name beyond reason is cut: there is no such tool, and a frame has only so much room."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 from tokenflow.chat.message import MessageBuilder
 from tokenflow.chat.source import BLANKS, Marks, Read, Sink, Source, gathered, nothing
@@ -22,6 +23,7 @@ _BESIDE = frozenset({"name", "type", "id"})
 """What else a call has."""
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_MAX_REFERENCES = 32
 
 # --- JSON -----------------------------------------------------------------------------------------------------------
 
@@ -172,8 +174,23 @@ def arguments_of(text: str) -> str:
 # --- text between tags ------------------------------------------------------------------------------------------------
 
 
-def kinds(schema: object) -> frozenset[str]:
-    """The JSON types that a parameter's schema allows; none: it does not say."""
+def parameter_kinds(schema: object, name: str) -> frozenset[str]:
+    """The JSON types that a tool's schema allows for a parameter; none: it does not say."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return kinds(properties.get(name), schema) if isinstance(properties, Mapping) else frozenset()
+
+
+def kinds(schema: object, root: object = None) -> frozenset[str]:
+    """The JSON types that a parameter's schema allows; none: it does not say.
+
+    Args:
+        schema: the parameter's.
+        root: the schema that it stands in, which it may refer to.
+    """
+    return _kinds(schema, root, set())
+
+
+def _kinds(schema: object, root: object, seen: set[str]) -> frozenset[str]:
     if not isinstance(schema, Mapping):
         return frozenset()
     said = schema.get("type")
@@ -181,17 +198,46 @@ def kinds(schema: object) -> frozenset[str]:
         return frozenset({said})
     if isinstance(said, list):
         return frozenset(kind for kind in said if isinstance(kind, str))
+    if "const" in schema:
+        return _kinds_of([schema["const"]])
+    if isinstance(values := schema.get("enum"), list) and values:
+        return _kinds_of(values)
     for key in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(key), list):
-            return frozenset().union(*map(kinds, options))
-    if isinstance(values := schema.get("enum"), list) and values:
-        return frozenset(_KINDS.get(type(value), "null") for value in values)
+            return frozenset().union(*(_kinds(option, root, seen) for option in options))
+    if isinstance(parts := schema.get("allOf"), list):
+        told = [some for part in parts if (some := _kinds(part, root, seen))]
+        return frozenset.intersection(*told) if told else frozenset()
+    reference = schema.get("$ref")
+    # Each is followed once, for they may go in circles, and not many, for they may go on.
+    if isinstance(reference, str) and reference not in seen and len(seen) < _MAX_REFERENCES:
+        seen.add(reference)
+        return _kinds(_referred(reference, root), root, seen)
     return frozenset()
 
 
-def tagged_value(source: Source, end: Marks, schema: object, sink: Sink) -> Read[bool]:
-    """Text up to its end tag, as JSON of the type that its schema asks for. False: the end came first."""
-    allowed = kinds(schema)
+def _kinds_of(values: list[Any]) -> frozenset[str]:
+    return frozenset(_KINDS.get(type(value), "null") for value in values)
+
+
+def _referred(reference: str, root: object) -> object:
+    """What a reference within a schema refers to; None: nothing, or it is elsewhere."""
+    if not reference.startswith("#"):
+        return None
+    found = root
+    for part in unquote(reference[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(key)
+        elif isinstance(found, list) and key.isdecimal() and len(key) < 9 and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found
+
+
+def tagged_value(source: Source, end: Marks, allowed: frozenset[str], sink: Sink) -> Read[bool]:
+    """Text up to its end tag, as JSON of one of the types that are allowed. False: the end came first."""
     if allowed == {"string"}:
         sink('"')
         mark = yield from source.until(end, lambda text: sink(encode_basestring(text)[1:-1]), within=True)
