@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
 from tokenflow import compiled
 
+settings.register_profile("tokenflow", deadline=None)  # by the wall clock: a busy machine is no finding
+settings.load_profile("tokenflow")
 pytest.register_assert_rewrite("plugins.exllama_common.tests")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenflow.chat.marking import Segment, SpecialTokens
@@ -89,7 +89,6 @@ def expected(written: str, own: list[bool], tokenizer) -> list[tuple[int, str]]:
     return result
 
 
-@settings(deadline=None)
 @given(tokens, parts)
 @example(frozenset({"<a>"}), ["<a>", Slot("<a>", False), "<a>"])
 @example(frozenset({"<a>"}), [Slot("<", False), Slot("a", False), Slot(">", False)])
@@ -109,7 +108,6 @@ def test_user_text_makes_no_token_and_the_text_is_unchanged(tokens, parts):
         assert found(segments, tokenizer) == expected(written, own, tokenizer)
 
 
-@settings(deadline=None)
 @given(tokens, texts)
 def test_find_gives_the_longest_at_each_place(tokens, text):
     ends = ((at, [at + len(t) for t in tokens if text.startswith(t, at)]) for at in range(len(text)))

@@ -249,7 +249,7 @@ FRAGMENTS = sorted(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from(FORMATS),
     st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join),
@@ -302,7 +302,7 @@ def test_values_take_the_type_that_their_schema_asks_for() -> None:
     assert value("unheard of", "true") is True and value("unheard of", "True") is True
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
@@ -419,7 +419,7 @@ def test_what_stands_between_the_messages_of_harmony_is_not_scored() -> None:
     assert scored([token.encode() for token in tokens], tokens, "harmony") == ("A\n\nB\nC", "AB\nC")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(["a", "\n", "\n\n", " <", "b\n", "\n<tool", "_call>", "<", "é"]), max_size=12))
 def test_entries_spell_a_content_that_no_call_interrupts(tokens: list[str]) -> None:
     text = "".join(tokens)

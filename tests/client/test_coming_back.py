@@ -33,7 +33,7 @@ def clock(autojump_clock: MockClock) -> Iterator[MockClock]:
 
 
 @given(cuts=cuts, piece=st.sampled_from([7, 100, 4096, 1 << 20]), overlap=st.integers(0, 3))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_any_cuts(cuts: list[Cut], piece: int, overlap: int) -> None:
     async def read() -> None:
         server = Server(TEXTS, list(cuts), piece=piece, overlap=overlap)

@@ -132,7 +132,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestReplay.settings = settings(max_examples=100, stateful_step_count=30)
 
 
 def test_without_a_reader_nothing_is_accepted() -> None:

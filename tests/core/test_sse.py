@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenflow.core import sse
@@ -247,7 +247,6 @@ streams = st.tuples(st.sampled_from([b"", b"\xef\xbb\xbf"]), written.map(str.enc
 )
 
 
-@settings(deadline=None)
 @given(streams, st.lists(st.integers(0, 200)))
 @example(b"\xef\xbb\xbfdata: \xf0\x9f\x98\x80\r\n\r\n", [1, 2, 10, 11, 12, 13, 14, 15, 16])
 def test_any_split_gives_the_same_events(stream, cuts):
@@ -264,7 +263,6 @@ def test_any_split_gives_the_same_events(stream, cuts):
 plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\0"), max_size=20)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

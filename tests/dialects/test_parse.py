@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenflow.core.types import (
@@ -726,7 +726,6 @@ values = st.recursive(
 PARSERS = [openai_chat.parse, openai_completions.parse, tokens.parse_tokenize, tokens.parse_detokenize]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(PARSERS), values | st.dictionaries(st.sampled_from(FIELDS), values))
 def test_any_value_is_taken_or_refused(parse, body):
     for given_body in (body, json.dumps(body).encode()):
@@ -736,14 +735,12 @@ def test_any_value_is_taken_or_refused(parse, body):
             assert (error.message + (error.param or "")).encode()
 
 
-@settings(deadline=None)
 @given(st.sampled_from(PARSERS), st.binary(max_size=40))
 def test_any_bytes_are_taken_or_refused(parse, body):
     with contextlib.suppress(InvalidRequest):
         parse(body)
 
 
-@settings(deadline=None)
 @given(st.fixed_dictionaries({"prompt": st.just("a")}, optional={name: values for name in COMPLETIONS_FIELDS}))
 def test_what_is_taken_has_its_types(body):
     try:

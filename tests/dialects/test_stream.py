@@ -313,7 +313,7 @@ entries = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.sampled_from([chat, completions]),
     st.text(st.characters(exclude_categories=["Cs"])),

@@ -385,7 +385,7 @@ async def test_a_reader_that_is_too_slow_is_told_which_records_are_left(autojump
         slow.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     cuts=st.lists(st.tuples(st.integers(0, 30), st.floats(0, 3)), max_size=8),
     attendance=st.sampled_from([PAUSE, CONTINUE]),

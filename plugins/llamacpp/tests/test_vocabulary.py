@@ -17,7 +17,7 @@ model = pytest.mark.model
 
 
 @model
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(codec="utf-8", max_codepoint=0x3FFFF, exclude_characters="\x04\x06\x13\x14\x16\x1d")))
 def test_round_trip(stepper: LlamaStepper, text: str) -> None:
     """But for the bytes that this vocabulary does not have: six control characters, some of planes 4 and above."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tokenflow_prometheus import register_sinks
@@ -274,7 +274,6 @@ COUNTS = st.lists(st.integers(0, 1000), min_size=len(TBT_BUCKETS_S) + 1, max_siz
 GAPS = st.builds(Gaps, counts=COUNTS, sum_s=st.floats(0, 1e6))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["small", "big"]), GAPS), max_size=8))
 def test_merged_gaps_add_up_over_streams(streams: list[tuple[str, Gaps]]) -> None:
     counted = Streams()
