@@ -624,10 +624,14 @@ async def test_a_drain_lets_streams_end_and_takes_no_more(serving, connect_h2):
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
 
 
-async def test_an_upgrade_from_http_1_1(serving, connect):
+TWO_LINES = "Connection: keep-alive, Upgrade\r\nConnection: http2-settings\r\nUpgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize("upgrade", [UPGRADE, TWO_LINES])
+async def test_an_upgrade_from_http_1_1(serving, connect, upgrade):
     client = Client(await connect(await serving(ok)))
     settings = client.h2.initiate_upgrade_connection()
-    await client.client.get("/", f"{UPGRADE}HTTP2-Settings: {settings.decode()}\r\n")
+    await client.client.get("/", f"{upgrade}HTTP2-Settings: {settings.decode()}\r\n")
     switched = b""
     with trio.fail_after(2):
         while not switched.endswith(b"\r\n\r\n"):
@@ -643,6 +647,30 @@ async def test_an_upgrade_with_settings_that_do_not_hold_is_ignored(serving, con
     client = await connect(await serving(ok))
     await client.get("/", UPGRADE + settings)
     assert (await client.response())[1] == b"ok"
+
+
+UNASKED = {
+    "no Connection": "GET / HTTP/1.1\r\nUpgrade: h2c\r\n",
+    "Connection without Upgrade": "GET / HTTP/1.1\r\nConnection: HTTP2-Settings\r\nUpgrade: h2c\r\n",
+    "Connection without HTTP2-Settings": "GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n",
+    "HTTP/1.0": f"GET / HTTP/1.0\r\n{UPGRADE}",
+}
+
+
+@pytest.mark.parametrize("head", UNASKED.values(), ids=UNASKED)
+async def test_an_upgrade_that_the_connection_does_not_ask_for_is_ignored(serving, connect, head):
+    """Stock: obeyed, for a client that did not ask and cannot read the answer."""
+    client = await connect(await serving(ok))
+    await client.send(f"{head}Host: x\r\nHTTP2-Settings: AAMAAABk\r\n\r\n".encode())
+    head_, body_ = await client.response()
+    assert (head_.status_code, body_) == (200, b"ok")
+
+
+async def test_a_preface_with_an_upgrade_is_a_400(serving, connect):
+    """Stock: the upgrade is obeyed, without settings."""
+    client = await connect(await serving(ok))
+    await client.send(b"PRI * HTTP/2.0\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n")
+    assert (await client.wait_closed()).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_an_upgrade_for_a_target_in_absolute_form_is_ignored(serving, connect):

@@ -6,6 +6,7 @@ in a task of its own, when the response has ended.
 """
 
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -137,7 +138,8 @@ class CorrectedH11Protocol(H11Protocol):
         # that cannot replace the protocol; the upgrade is then ignored, as RFC 9110 section 7.8 allows.
         # So is one with settings that do not hold (RFC 7540 section 3.2.1), or for a target that HTTP/2 has not.
         h2c = event.target.startswith(b"/") and _asks_for_h2c(event)
-        if self.keep_alive_requests == 0 and (event.method == b"PRI" or h2c):
+        preface = event.method == b"PRI" and not event.headers  # with an Upgrade, Hypercorn would obey that
+        if self.keep_alive_requests == 0 and (preface or h2c):
             await super()._check_protocol(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -241,13 +243,21 @@ def _asks_for_websocket(headers: list[tuple[bytes, bytes]], method: bytes) -> bo
     upgrade = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"upgrade"]
     if upgrade[-1:] != ["websocket"] or method.upper() != b"GET":
         return False
+    return "upgrade" in _connection_tokens(headers)
+
+
+def _connection_tokens(headers: Iterable[tuple[bytes, bytes]]) -> set[str]:
     connection = b",".join([value for name, value in headers if name == b"connection"])
-    return "upgrade" in {token.strip().lower() for token in connection.decode("latin-1").split(",")}
+    return {token.strip().lower() for token in connection.decode("latin-1").split(",")}
 
 
 def _asks_for_h2c(request: h11.Request) -> bool:
-    return any(name == b"upgrade" and value.strip().lower() == b"h2c" for name, value in request.headers) and (
-        _settings_hold(request)
+    # Without the Connection it may be what a proxy has passed on, unasked (RFC 9110 section 7.8).
+    return (
+        request.http_version == b"1.1"
+        and any(name == b"upgrade" and value.strip().lower() == b"h2c" for name, value in request.headers)
+        and {"upgrade", "http2-settings"} <= _connection_tokens(request.headers)
+        and _settings_hold(request)
     )
 
 
