@@ -47,12 +47,12 @@ class Client:
         self.status = {}
         self.ended = {}
         self.resets = {}
-        self.goaway = None
+        self.goaway = self.last_stream = None
         self.h2._frame_dispatch_table[GoAwayFrame] = self._take_goaway  # the library would read no streams after it
         self.settings_acknowledged = False
 
     def _take_goaway(self, frame):
-        self.goaway = ErrorCodes(frame.error_code)
+        self.goaway, self.last_stream = ErrorCodes(frame.error_code), frame.last_stream_id
         return [], []
 
     async def flush(self):
@@ -564,7 +564,10 @@ async def test_an_application_that_fails_in_its_response_is_a_reset(serving, con
 @pytest.mark.parametrize("requests", [0, 1])
 @pytest.mark.parametrize("reset", [False, True])
 async def test_an_idle_connection_is_closed(serving, connect_h2, config, requests, reset):
-    """Stock: not before its first request, and not after a reset."""
+    """And told so: a proxy is to know that what it sends in that moment may be sent again, elsewhere.
+
+    Stock: not before its first request, and not after a reset; and without a word.
+    """
     config.keep_alive_timeout = 0.2
 
     async def handler(scope, receive, send):
@@ -581,7 +584,23 @@ async def test_an_idle_connection_is_closed(serving, connect_h2, config, request
             await client.flush()
         else:
             await client.response(stream_id)
-    await client.client.wait_closed(1)
+    with pytest.raises(EOFError):
+        await client.until(lambda: False)
+    assert (client.goaway, client.last_stream) == (ErrorCodes.NO_ERROR, requests)  # the first stream's number is 1
+
+
+async def test_a_request_that_comes_when_an_idle_connection_is_closed(serving, connect_h2, config):
+    """It is not begun; and its coming does not destroy the GOAWAY, as it would that of a socket closed at once."""
+    config.keep_alive_timeout = 0.1
+    client = await connect_h2(await serving(ok))
+    assert await client.response(await client.request()) == (200, b"ok", "end")
+    await trio.sleep(0.2)
+    late = await client.request()
+    await wait_all_tasks_blocked(0.02)
+    with pytest.raises(EOFError):
+        await client.until(lambda: False)
+    assert (client.goaway, client.last_stream) == (ErrorCodes.NO_ERROR, 1)
+    assert late not in client.status
 
 
 async def test_a_drain_lets_streams_end_and_takes_no_more(serving, connect_h2):

@@ -276,20 +276,25 @@ class Connection:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     async def _end(self) -> None:
-        """The end is ours. Over TLS the client is told so: without, it can't tell it from a cut (RFC 8446, 6.1)."""
-        is_late = self._in_head and not self._finished
-        if is_late:
-            await self._refuse_late_head()
+        """The end is ours. Over TLS the client is told so: without, it can't tell it from a cut (RFC 8446, 6.1).
+
+        So it is over HTTP/2: what it sends in this moment was not processed, and it may send it again.
+        """
+        has_lingered = self._finished
+        if not has_lingered:
+            await self._say_why()
         with trio.move_on_after(LINGER_S):
             if self._tls is not None:
                 await self._unwrap(self._tls)
-            elif is_late:
+            elif self._finished and not has_lingered:
                 await self._read_data()
 
-    async def _refuse_late_head(self) -> None:
+    async def _say_why(self) -> None:
         protocol = self.protocol.protocol
-        assert isinstance(protocol, CorrectedH11Protocol)
-        await protocol.refuse(408)
+        if isinstance(protocol, CorrectedH2Protocol):
+            await protocol.end()
+        elif self._in_head:
+            await protocol.refuse(408)
 
     async def _unwrap(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
         """Send a close_notify and the FIN, and read to the client's, whatever else comes."""

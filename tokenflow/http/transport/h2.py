@@ -405,6 +405,11 @@ class CorrectedH2Protocol(H2Protocol):
         self._refuse_more()
         self.task_group.spawn(self._update)
 
+    async def end(self) -> None:
+        """As `go_away`, of a connection on which nothing is going on: when this returns, the kernel has the GOAWAY."""
+        self._refuse_more()
+        await self._update()
+
     def _refuse_more(self) -> None:
         if self._going_away or self.closed:
             return
