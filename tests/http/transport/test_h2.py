@@ -45,6 +45,7 @@ class Client:
         self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(validate_outbound_headers=False))
         self.received = defaultdict(bytes)
         self.status = {}
+        self.continued = set()
         self.ended = {}
         self.resets = {}
         self.goaway = self.last_stream = None
@@ -78,6 +79,8 @@ class Client:
         for event in self.h2.receive_data(data):
             if isinstance(event, h2.events.ResponseReceived):
                 self.status[event.stream_id] = int(dict(event.headers)[b":status"])
+            elif isinstance(event, h2.events.InformationalResponseReceived):
+                self.continued.add(event.stream_id)
             elif isinstance(event, h2.events.DataReceived):
                 self.received[event.stream_id] += event.data
                 if acknowledge:
@@ -412,6 +415,54 @@ async def test_a_body_comes_whole(serving, connect_h2):
         left -= piece
         await client.flush()
     assert await client.response(stream_id) == (200, b"%d" % size, "end")
+
+
+async def expect(client, expected="100-continue", length=4, end_stream=False):
+    stream_id = client.h2.get_next_available_stream_id()
+    headers = [(":method", "POST"), (":path", "/"), (":scheme", "http"), (":authority", "x"), ("expect", expected)]
+    client.h2.send_headers(stream_id, [*headers, ("content-length", str(length))], end_stream=end_stream)
+    await client.flush()
+    return stream_id
+
+
+@pytest.mark.parametrize("expected", ["100-continue", "100-Continue"])
+async def test_who_waits_to_be_asked_for_the_body_is_asked(serving, connect_h2, expected):
+    """Stock: not asked; both wait for the other."""
+
+    async def handler(scope, receive, send):
+        received = (await receive())["body"]
+        await send(START)
+        await send(body(received, more=False))
+
+    client = await connect_h2(await serving(handler))
+    stream_id = await expect(client, expected)
+    await client.until(lambda: stream_id in client.continued)
+    client.h2.send_data(stream_id, b"body", end_stream=True)
+    await client.flush()
+    assert await client.response(stream_id) == (200, b"body", "end")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"length": 5}, {"length": 0, "end_stream": True}, {"expected": "something else"}],
+    ids=["too long", "no body", "another expectation"],
+)
+async def test_who_need_not_be_asked_for_the_body_is_not(serving, connect_h2, fields):
+    client = await connect_h2(await serving(ok, limits=Limits(max_body_bytes=4)))
+    stream_id = await expect(client, **fields)
+    assert await client.response(stream_id) == (200, b"ok", "end")
+    assert not client.continued
+
+
+async def test_a_reset_in_the_same_breath_as_what_waits_to_be_asked(serving, connect_h2, caplog):
+    client = await connect_h2(await serving(ok))
+    stream_id = client.h2.get_next_available_stream_id()
+    headers = [(":method", "POST"), (":path", "/"), (":scheme", "http"), (":authority", "x")]
+    client.h2.send_headers(stream_id, [*headers, ("expect", "100-continue")])
+    client.h2.reset_stream(stream_id)
+    await client.flush()
+    assert await client.response(await client.request()) == (200, b"ok", "end")
+    assert not caplog.records
 
 
 async def test_data_after_the_response_is_spared(serving, connect_h2):

@@ -198,6 +198,9 @@ class CorrectedH2Protocol(H2Protocol):
             with suppress(ProtocolError):  # it has been reset in the same breath
                 self._refuse(stream_id, status, with_body=method != b"HEAD", ended=ended)
             return
+        if not ended and method != b"CONNECT" and self._awaits_continue(headers):
+            with suppress(ProtocolError):  # as above
+                self.connection.send_headers(stream_id, [(b":status", b"100")])
         self._exchanges[stream_id] = _Exchange(request_ended=ended)
         self._take(stream_id, Request(stream_id, headers, "2", method.decode(), path, self.connection_state), 0)
         self.keep_alive_requests += 1
@@ -212,6 +215,12 @@ class CorrectedH2Protocol(H2Protocol):
         if not path.startswith(b"/") and path != b"*":
             return 400  # RFC 9113 section 8.3.1: whose it is, `:authority` says
         return refusal(method, path, headers, self._limits)
+
+    def _awaits_continue(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Its body comes only when asked for (RFC 9110 section 10.1.1), and is not too long to ask for it."""
+        length = max((int(value) for name, value in headers if name == b"content-length"), default=0)
+        expected = {value.lower() for name, value in headers if name == b"expect"}
+        return b"100-continue" in expected and length <= self._limits.max_body_bytes
 
     def _refuse(self, stream_id: int, status: int, *, with_body: bool, ended: bool) -> None:
         self._traffic.refused[BY_STATUS[status]] += 1
