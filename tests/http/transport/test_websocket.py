@@ -292,6 +292,25 @@ async def test_an_odd_handshake_is_not_left_to_hypercorn(
     assert not caplog.records
 
 
+async def test_lists_in_several_lines_are_one(serving: Any, connect: Any) -> None:
+    """Stock: the last line is all of it: without an Upgrade in it a 400, and the protocols before are lost."""
+    offered: list[str] = []
+
+    async def handler(scope: Any, receive: Any, send: Any) -> None:
+        offered.extend(scope["subprotocols"])
+        await receive()
+        await send({"type": "websocket.accept", "subprotocol": "first"})
+
+    frames = Frames(await connect(await serving(handler)))
+    lines = (
+        b"Connection: keep-alive\r\nSec-WebSocket-Protocol: first\r\nX: y\r\nSec-WebSocket-Protocol: second, third\r\n"
+    )
+    await frames.send(UPGRADE + lines + b"\r\n")
+    head = (await frames.head()).lower()
+    assert head.startswith(b"http/1.1 101 ") and b"sec-websocket-protocol: first\r\n" in head
+    assert offered == ["first", "second", "third"]
+
+
 async def test_data_before_the_answer_is_a_400_that_ends_the_application(
     serving: Any, connect: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,10 +6,12 @@
   at once. Messages are measured in bytes, as they arrive: Hypercorn counts characters.
 * The reader never waits for a client that does not read: pongs and last words are sent by tasks of their own, and the
   application hears of a close before the client is answered. So a client's leaving is always seen.
+* A list in the handshake may be in several lines. Hypercorn knows the last line of each.
 * Bytes that come before the handshake's answer are a 400 that also ends the application's call.
 """
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -29,6 +31,21 @@ _MESSAGES = {
     400: "The WebSocket handshake is not valid, or it was followed by data before it was answered.",
     403: "The WebSocket was refused.",
 }
+_LISTS = (b"connection", b"sec-websocket-protocol", b"sec-websocket-extensions")
+
+
+def _joined(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """With one line for each list, in the place of its first (RFC 9110 section 5.3)."""
+    lines: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        lines.setdefault(name, []).append(value)
+    joined = []
+    for name, value in headers:
+        if name not in _LISTS:
+            joined.append((name, value))
+        elif name in lines:
+            joined.append((name, b", ".join(lines.pop(name))))
+    return joined
 
 
 class CorrectedWSStream(WSStream):
@@ -50,6 +67,8 @@ class CorrectedWSStream(WSStream):
             return
         if isinstance(event, StreamClosed):
             self._gone.set()
+        if isinstance(event, Request):
+            event = replace(event, headers=_joined(event.headers))
         await super().handle(event)
         if isinstance(event, StreamClosed) and self.handshake.accepted:
             vars(self.connection._proto).pop("_parse_more", None)  # it has in it what has it
