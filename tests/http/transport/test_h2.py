@@ -508,6 +508,13 @@ REFUSED = [
 ]
 
 
+async def test_options_for_the_server_itself(serving, connect_h2):
+    """Stock: left to the application, which knows paths only."""
+    client = await connect_h2(await serving(ok))
+    assert await client.response(await client.request("*", "OPTIONS")) == (204, b"", "end")
+    assert await client.response(await client.request("/", "OPTIONS")) == (200, b"ok", "end")
+
+
 @pytest.mark.parametrize("status, fields", REFUSED)
 @pytest.mark.parametrize("end_stream", [True, False])
 async def test_a_request_is_refused_alone(serving, connect_h2, caplog, status, fields, end_stream):

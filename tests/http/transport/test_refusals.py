@@ -66,7 +66,6 @@ async def test_refused(serving, connect, status, raw):
         request("/?a=1"),
         request("//x"),
         request("http://x/quick"),
-        request("*", method="OPTIONS"),
         *(request(host=host) for host in HOSTS),
     ],
 )
@@ -75,6 +74,17 @@ async def test_not_refused(serving, connect, raw):
     await client.send(raw)
     head, _ = await client.response()
     assert head.status_code == 200
+
+
+async def test_options_for_the_server_itself(serving, connect):
+    """Stock: left to the application, which knows paths only."""
+    client = await connect(await serving(ok))
+    for _ in range(2):
+        await client.send(request("*", method="OPTIONS"))
+        head, body = await client.response()
+        assert (head.status_code, body) == (204, b"")
+    await client.get()  # the connection goes on
+    assert (await client.response())[1] == b"ok"
 
 
 async def test_a_refusal_of_HEAD_has_no_body(serving, connect):

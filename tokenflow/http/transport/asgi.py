@@ -72,6 +72,12 @@ def take_body(scope: Any, take: Callable[[bytes, bool], object]) -> Callable[[],
     return stop
 
 
+async def for_server(scope: Scope, receive: Any, send: Any, sync_spawn: Any, call_soon: Any) -> None:
+    """The application for `OPTIONS *`, which asks for the server itself and for none of its paths: it is there."""
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 class AppChannel:
     """Both directions between the protocol and one application call."""
 

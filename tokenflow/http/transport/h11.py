@@ -23,7 +23,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import H11SendableEvent
 from hyperframe.exceptions import HyperframeError
 
-from .asgi import error_body
+from .asgi import error_body, for_server
 from .at_once import Direct
 from .limits import BY_STATUS, Limits, Traffic
 from .refusals import MESSAGES, refusal
@@ -151,7 +151,8 @@ class CorrectedH11Protocol(H11Protocol):
         assert isinstance(self.connection, h11.Connection)
         if self.body_bytes > self._limits.max_body_bytes:  # RFC 9110 section 10.1.1: the answer may come without a 100
             self.connection.client_is_waiting_for_100_continue = False
-        arguments = self.app, self.config, self.context, self.task_group, self.ssl, self.client, self.server
+        app = for_server if request.target == b"*" else self.app
+        arguments = app, self.config, self.context, self.task_group, self.ssl, self.client, self.server
         if _asks_for_websocket(headers, request.method):
             stream = CorrectedWSStream(*arguments, self.stream_send, STREAM_ID, pong_s=self._pong_s)
             self._direct.websocket = stream

@@ -46,10 +46,11 @@ from hypercorn.protocol.events import (
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.typing import AppWrapper
 from hypercorn.utils import filter_pseudo_headers
 from hyperframe.frame import Frame, GoAwayFrame
 
-from .asgi import ClientDisconnected, error_body
+from .asgi import ClientDisconnected, error_body, for_server
 from .limits import BY_STATUS, RESETS_WITHIN_S, Limits, Traffic
 from .refusals import MESSAGES, refusal
 from .ws import CorrectedWSStream
@@ -237,9 +238,9 @@ class CorrectedH2Protocol(H2Protocol):
         with suppress(ProtocolError):  # closed already
             self.connection.reset_stream(stream_id, code)
 
-    def _stream(self, stream_id: int, *, is_websocket: bool) -> HTTPStream | CorrectedWSStream:
+    def _stream(self, stream_id: int, app: AppWrapper, *, is_websocket: bool) -> HTTPStream | CorrectedWSStream:
         arguments = (
-            self.app,
+            app,
             self.config,
             self.context,
             self.task_group,
@@ -276,7 +277,8 @@ class CorrectedH2Protocol(H2Protocol):
 
     async def _hand_over(self, stream_id: int, event: StreamEvent) -> None:
         if isinstance(event, Request):
-            self.streams[stream_id] = self._stream(stream_id, is_websocket=event.method == "CONNECT")
+            app = for_server if event.raw_path == b"*" else self.app
+            self.streams[stream_id] = self._stream(stream_id, app, is_websocket=event.method == "CONNECT")
         stream = self.streams[stream_id]
         if isinstance(event, EndBody) and isinstance(stream, CorrectedWSStream):
             await self._end(stream_id)  # a half-closed socket is a client that has left
